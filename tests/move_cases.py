@@ -6,6 +6,7 @@ every sequence there is. Must not know how the search goes about it.
 
 import random
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from eelgrid_kernels.arrays import (
     MOVE_UNIT,
     REQUEST,
+    BudgetArrays,
     ChurnLimits,
     Mix,
     MoveNodes,
@@ -42,6 +44,16 @@ class Unit:
 
 
 @dataclass
+class Budgets:
+    """Power budgets above the nodes, in milliwatts above idle."""
+
+    left_mw: list[int]
+    above: list[list[int]]  # of each node
+    rise_mw: list[list[int]]  # of each GPU, once it is allocated
+    fall_mw: list[list[int]]  # of each GPU, once those have left who hold it at first
+
+
+@dataclass
 class Case:
     """Nodes with the units on them already taken off what is free."""
 
@@ -50,6 +62,7 @@ class Case:
     mix: list[naive.Class]
     prices: tuple[float, float, float, float]
     limits: ChurnLimits
+    budgets: Budgets | None = None
 
     def cost_w(self, nodes: list[naive.Node]) -> float:
         """The potential, said plainly."""
@@ -122,6 +135,87 @@ def draw_case(
     return Case(fleet, placed, mix, prices, ChurnLimits(moves, rng.choice((1500, 100_000)), 1.0, 4096, 200_000))
 
 
+def draw_budgets(case: Case, seed: int) -> Case:
+    """The case under a budget of all nodes and of some, which leave little; whole GPUs may have lowered limits."""
+    rng = random.Random(seed)
+    shared = {(unit.home, slot) for unit in case.units for slots in unit.slots for slot in slots
+              if unit.task.gpu_milli < 1000}  # fmt: skip
+    rise, fall = [], []
+    for home, node in enumerate(case.nodes):
+        rise.append([rng.choice((60, 120, 350)) if gpu else 0 for gpu in node.gpus])
+        lowered = rng.random() < 0.5
+        fall.append(
+            [more // 2 if lowered and (home, slot) not in shared else more for slot, more in enumerate(rise[-1])]
+        )
+    above, left = [[0] for _ in case.nodes], [rng.choice((-100, 0, 60, 120, 400, 10_000))]
+    for levels in above:
+        if rng.random() < 0.5:
+            levels.insert(0, len(left))
+            left.append(rng.choice((-1, 0, 60, 350, 700)))
+    return replace(case, budgets=Budgets(left, above, rise, fall))
+
+
+def _budget_arrays(case: Case) -> BudgetArrays | None:
+    own = case.budgets
+    if own is None:
+        return None
+    above = np.full((len(case.nodes), 2), -1, np.int64)
+    for row, levels in enumerate(own.above):
+        above[row, : len(levels)] = levels
+    return BudgetArrays(
+        np.array(own.left_mw, np.int64), above, np.array(own.rise_mw, np.int64), np.array(own.fall_mw, np.int64)
+    )
+
+
+class Power:
+    """Who holds which GPU while moves are made, and what each budget leaves."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        # Of each unit: node, GPUs and whether it has moved, for each replica.
+        self.held = {
+            number: [(unit.home, slots, False) for slots in unit.slots] for number, unit in enumerate(case.units)
+        }
+        self._first = self._drawn({}, ())
+
+    def _drawn(self, changed, beside) -> list[int]:
+        """Milliwatts above idle below each budget, one GPU after another."""
+        own, holders = self.case.budgets, {}
+        if own is None:
+            return []
+        for node, slots, is_moved in [entry for held in {**self.held, **changed}.values() for entry in held] + [
+            *beside
+        ]:
+            for slot in slots:
+                holders.setdefault((node, slot), set()).add(is_moved)
+        sums = [0] * len(own.left_mw)
+        for (node, slot), kinds in holders.items():
+            for level in own.above[node]:
+                sums[level] += own.rise_mw[node][slot] if True in kinds else own.fall_mw[node][slot]
+        return sums
+
+    def check(self, number: int, places) -> None:
+        """Raises Impossible if a move draws more than a budget leaves while it is made."""
+        going = [(node, slots, True) for node, slots in places]
+        stay = {number: []} if self.case.units[number].manner == RELEASES else {}
+        base, peak = self._drawn(stay, ()), self._drawn(stay, going)
+        left_mw = self.case.budgets.left_mw if self.case.budgets else []
+        for left, first, before, most in zip(left_mw, self._first, base, peak, strict=True):
+            if most > before and most - first > left:
+                raise Impossible("no power")
+
+    def list_left_mw(self) -> list[int]:
+        """What each budget leaves now."""
+        drawn = zip(self.case.budgets.left_mw, self._first, self._drawn({}, ()), strict=True)
+        return [left + first - now for left, first, now in drawn]
+
+    def move(self, number: int, places) -> "Power":
+        """The holders after a move."""
+        after = copy(self)
+        after.held = {**self.held, number: [(node, slots, True) for node, slots in places]}
+        return after
+
+
 def arrays(case: Case) -> tuple[MoveNodes, MoveSearch]:
     """The case as the kernel takes it."""
 
@@ -153,7 +247,9 @@ def arrays(case: Case) -> tuple[MoveNodes, MoveSearch]:
         requests[name] = [getattr(task, name) for task in _tasks(case)]
     requests["models"] = [sum(1 << model for model in range(2) if yes[model]) for yes in allowed]
     first = np.cumsum([0, *(len(unit.slots) for unit in case.units)])
-    ground = build_search_ground(nodes, mix, TermPrices(*case.prices), requests, replicas=int(first[-1]) + 20)
+    ground = build_search_ground(
+        nodes, mix, TermPrices(*case.prices), requests, replicas=int(first[-1]) + 20, budgets=_budget_arrays(case)
+    )
     slots = np.full((int(first[-1]), ground.slots.shape[1]), -1, np.int64)
     for row, held in enumerate(held for unit in case.units for held in unit.slots):
         slots[row, : len(held)] = held
@@ -215,8 +311,10 @@ def moved(case: Case, nodes: list[naive.Node], unit: Unit, places: list[tuple[in
 
 def gained_w(case: Case, found: list[tuple[int, list[tuple[int, list[int]]]]]) -> float:
     """What moves gain, net of restarts; raises Impossible if one is not possible in its turn."""
-    nodes = case.nodes
+    nodes, power = case.nodes, Power(case)
     for unit, places in found:
+        power.check(unit, places)
+        power = power.move(unit, places)
         nodes = moved(case, nodes, case.units[unit], places)
     return case.cost_w(case.nodes) - case.cost_w(nodes) - sum(case.units[unit].restart_w for unit, _ in found)
 
@@ -245,9 +343,10 @@ def best_gain_w(case: Case) -> float:
     """The most that any sequence of moves within the budget gains, each unit moving at most once."""
     before_w, best_w = case.cost_w(case.nodes), 0.0
     seen = set()
-    stack = [(frozenset(), tuple((unit.home, tuple(unit.slots[0])) for unit in case.units), case.nodes, 0.0)]
+    begun = tuple((unit.home, tuple(unit.slots[0])) for unit in case.units)
+    stack = [(frozenset(), begun, case.nodes, 0.0, Power(case))]
     while stack:
-        done, places, nodes, paid_w = stack.pop()
+        done, places, nodes, paid_w, power = stack.pop()
         best_w = max(best_w, before_w - case.cost_w(nodes) - paid_w)
         for number, unit in enumerate(case.units):
             count, milli = spent(case, [*done, number])
@@ -255,7 +354,12 @@ def best_gain_w(case: Case) -> float:
                 continue
             for ((node, slots),), after in _nexts(case, nodes, unit):
                 key = (done | {number}, (*places[:number], (node, tuple(slots)), *places[number + 1 :]))
-                if key not in seen:
-                    seen.add(key)
-                    stack.append((*key, after, paid_w + unit.restart_w))
+                if key in seen:
+                    continue
+                try:
+                    power.check(number, [(node, slots)])
+                except Impossible:
+                    continue
+                seen.add(key)
+                stack.append((*key, after, paid_w + unit.restart_w, power.move(number, [(node, slots)])))
     return best_w

@@ -24,6 +24,7 @@ import click
 from joblib import Parallel, delayed
 
 from bench.moves.bounds import bound_fleet_w
+from bench.moves.power_budgets import measure_power_budgets
 from bench.moves.scenes import copy_fleet, fill_cluster
 from bench.moves.waits import measure_waits
 from bench.openb.bounds import Relaxation, shapes_of
@@ -37,6 +38,7 @@ from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, arrival
 from eelgrid_protos.messages import MOVES_RATIO, MoveGoal, RecommendMovesRequest
 
 LOADS = (0.5, 0.8, 1.0)
+_BUDGETS_LOAD = 0.8
 BUDGETS = (0.01, 0.05, 0.10)
 
 
@@ -208,6 +210,19 @@ def _print_waits(trace: TraceArrays, rounds: int) -> None:
         print(f"  {kind:18} {spread(waits)}")
 
 
+def _print_power_budgets(trace: TraceArrays) -> None:
+    """Of the scenes at a load of 0.8, with the usual budget of moves."""
+    for scene, load_, core in _scenes(trace, SEEDS[0]):
+        if load_ != _BUDGETS_LOAD:
+            continue
+        for row in measure_power_budgets(core, RecommendMovesRequest(moves_ratio=MOVES_RATIO)):
+            print(
+                f"{scene}, x = {load_}, budget {row.budgets:12} saved {row.saved_w:>8,.0f} W by {row.moved} moves in "
+                f"{row.search_s:.1f} s; of the best without budgets {row.filtered_w:>8,.0f} W by {row.filtered_moved}",
+                flush=True,
+            )
+
+
 @benchmark(out="bench-out/moves")
 @data_option()
 @click.option("--trace", default="default")
@@ -216,11 +231,15 @@ def _print_waits(trace: TraceArrays, rounds: int) -> None:
 @processes_option
 @click.option("--copies", default=1, help="the fleet and its tasks so many times side by side")
 @click.option("--waits", default=0, help="only how long the controller's loop waits, in so many rounds")
+@click.option("--power-budgets", is_flag=True, help="only what power budgets that leave nothing leave of the moves")
 def main(options: Options) -> int:
     """Runs the bench."""
     trace = copy_fleet(load_trace(options.data, options.trace), options.copies)
     if options.waits:
         _print_waits(trace, options.waits)
+        return 0
+    if options.power_budgets:
+        _print_power_budgets(trace)
         return 0
     work = Parallel(n_jobs=max(1, min(options.processes, options.seeds)))
     rows = [

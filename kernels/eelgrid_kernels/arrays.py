@@ -103,6 +103,7 @@ MOVE_NODE = record_dtype(
     ("memory_free", np.int64),  # bytes
     ("family", np.int64),  # row of the groups and of the feed: what models its GPUs are of
     ("available", np.int64),  # 1 if it takes new tasks
+    ("rise_mw", np.int64),  # the most that an idle GPU of it draws more once it is allocated
     ("stamp", np.int64),  # when it was last touched: at the present clock, its column of the board is stale
     ("cost_w", np.float64),  # present potential
 )
@@ -114,6 +115,8 @@ MOVE_GPU = record_dtype(
     ("free", np.int64),  # milli
     ("idle_w", np.float64),
     ("busy_w", np.float64),
+    ("rise_mw", np.int64),  # that power budgets count more once it is allocated
+    ("fall_mw", np.int64),  # that they count less once those have left who hold it at first
 )
 
 # What a replica of a kind asks for.
@@ -329,6 +332,15 @@ class ClassArrays(_ClassArrays, ArrayTable):
     """The mix class by class; whole numbers in floats, so that sums are exact in any order."""
 
 
+class BudgetArrays(NamedTuple):
+    """Power budgets above nodes: what each leaves, and what GPUs below draw, in milliwatts."""
+
+    left_mw: Ints  # (B,) negative where a budget is exceeded
+    above: Ints  # (N, L) budgets above each node, -1 for none
+    rise_mw: Ints  # (N, G) that an idle GPU draws more once it is allocated
+    fall_mw: Ints  # (N, G) that a GPU draws less once those have left who hold it at first
+
+
 class _MoveNodes(NamedTuple):
     nodes: Records  # (N,) MOVE_NODE
     gpus: Records  # (N, G) MOVE_GPU
@@ -340,6 +352,9 @@ class _MoveNodes(NamedTuple):
     fragmentation_scale: float  # what F is divided by
     board_w: Floats  # (R, N) what the potential gains by one more of the kind, inf where it does not fit
     least_w: Floats  # (R, B) the least of each block of the board
+    awake_w: Floats  # (R, N) as the board, where no idle GPU may be allocated; (R, 0) without power budgets
+    budgets: Ints  # (N, L) power budgets above each node, -1 for none
+    left_mw: Ints  # (P,) what each power budget leaves
     clock: Records  # (1,) CLOCK
     trail: Records  # (L,) TRAIL, in order; L is enough for every replica to come and go twice
     marked: Ints  # (N,) nodes touched at the present time, each once

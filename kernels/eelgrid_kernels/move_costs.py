@@ -8,7 +8,14 @@ arrive, which is how room for future work is counted.
 
 What one more replica of a kind adds to a node is kept for all kinds and nodes (the board), with the least of each block
 of nodes, so that the cheapest node is found without a look at most of them.
+
+Power budgets. A GPU that is allocated may draw its default limit, an idle one its idle watts, so an idle GPU may be
+allocated only where every budget above it leaves the difference. What is left changes with each move anywhere below a
+budget, and with it which nodes fit; so there are two boards, one of which allocates no idle GPU, and a look at the
+budgets decides which of them counts for a node. Where they are exhausted, replicas still share GPUs that are in use.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -133,12 +140,48 @@ def gpu_fits(ground: MoveNodes, kind: int, node: int, slot: int) -> bool:
     return bool(fits and request.models >> gpu.model & 1 != 0)
 
 
+@inlined_kernel
+def may_wake(ground: MoveNodes, kind: int, node: int) -> bool:
+    """Whether every budget above a node leaves what one more of a kind draws on idle GPUs."""
+    fits, rise_mw = True, ground.requests[kind].gpu_count * ground.nodes[node].rise_mw
+    for place in range(ground.budgets.shape[1]):
+        budget = ground.budgets[node, place]
+        if budget >= 0 and ground.left_mw[budget] < rise_mw:
+            fits = False
+    return fits
+
+
+@inlined_kernel
+def is_idle_without(ground: MoveNodes, kind: int, node: int, slot: int, sign: int) -> bool:
+    """Whether nothing holds a GPU beside a replica of a kind that has come to it (sign 1), or has left it (-1)."""
+    free = ground.gpus[node, slot].free + (ground.requests[kind].gpu_milli if sign > 0 else 0)
+    return bool(free == GPU_WHOLE_MILLI)
+
+
 @lean_kernel
-def added_w(ground: MoveNodes, kind: int, node: int, barred: int, slots: Ints) -> float:
+def draw_power(ground: MoveNodes, node: int, more_mw: int) -> None:
+    """The budgets above a node leave so much less, in place."""
+    for level in range(ground.budgets.shape[1]):
+        budget = ground.budgets[node, level]
+        if budget >= 0:
+            ground.left_mw[budget] -= more_mw
+
+
+class GpuChoice(NamedTuple):
+    """Which GPUs of a node a replica may take."""
+
+    barred: int  # a slot that it may not; -1 for none
+    is_waking: bool  # whether it may take idle ones
+
+
+ANY_GPU = GpuChoice(-1, True)
+
+
+@lean_kernel
+def added_w(ground: MoveNodes, kind: int, node: int, choice: GpuChoice, slots: Ints) -> float:
     """What one more replica of a kind adds to a node, its GPUs into slots (W,); inf where it does not fit.
 
-    A share goes to the GPU where it is cheapest, but not to `barred`; several GPUs are the first that are free, as for
-    an arrival.
+    A share goes to the GPU where it is cheapest; several GPUs are the first that are free, as for an arrival.
     """
     count = ground.requests[kind].gpu_count
     slots[:] = -1
@@ -147,9 +190,11 @@ def added_w(ground: MoveNodes, kind: int, node: int, barred: int, slots: Ints) -
     best_w, best_slot, taken = np.inf, -1, 0
     for slot in range(ground.gpus.shape[1] if count > 0 else 1):
         if count > 0:
-            if slot == barred or not gpu_fits(ground, kind, node, slot):
+            if slot == choice.barred or not gpu_fits(ground, kind, node, slot):
                 continue
-            if count == 1 and _is_alike(ground, node, slot, barred):
+            if not choice.is_waking and ground.gpus[node, slot].free == GPU_WHOLE_MILLI:
+                continue
+            if count == 1 and _is_alike(ground, node, slot, choice.barred):
                 continue
             slots[taken] = slot
             taken += count > 1
@@ -183,7 +228,9 @@ def _weigh_nodes(ground: MoveNodes, first: int, end: int) -> None:
     for node in range(first, end):
         ground.nodes[node].cost_w = node_cost_w(ground, node)
         for kind in range(ground.board_w.shape[0]):
-            ground.board_w[kind, node] = added_w(ground, kind, node, -1, ground.slots[0])
+            ground.board_w[kind, node] = added_w(ground, kind, node, ANY_GPU, ground.slots[0])
+            if ground.awake_w.shape[1]:
+                ground.awake_w[kind, node] = added_w(ground, kind, node, GpuChoice(-1, False), ground.slots[0])
 
 
 @lean_kernel
@@ -236,19 +283,23 @@ def restore_potentials(ground: MoveNodes, mark: int) -> None:
 @lean_kernel
 def find_cheapest_node(ground: MoveNodes, kind: int, home: int) -> tuple[int, float]:
     """The cheapest other node for one more of a kind, of equals the first, and what it adds; or -1."""
-    best, best_w, now = -1, np.inf, ground.clock[0].now
+    best, best_w, now, is_bound = -1, np.inf, ground.clock[0].now, ground.awake_w.shape[1] > 0
     for block in range(ground.least_w.shape[1]):
         if ground.least_w[kind, block] >= best_w:
             continue
         for node in range(block * BOARD_BLOCK, min(ground.nodes.shape[0], (block + 1) * BOARD_BLOCK)):
             more_w = ground.board_w[kind, node]
             if more_w < best_w and node != home and ground.nodes[node].stamp != now:
-                best, best_w = node, more_w
+                if is_bound and not may_wake(ground, kind, node):
+                    more_w = ground.awake_w[kind, node]
+                if more_w < best_w:
+                    best, best_w = node, more_w
     for place in range(ground.clock[0].marked):
         node = ground.marked[place]
         if node == home:
             continue
-        more_w = added_w(ground, kind, node, -1, ground.slots[0])
+        choice = GpuChoice(-1, may_wake(ground, kind, node))
+        more_w = added_w(ground, kind, node, choice, ground.slots[0])
         if more_w < best_w or (more_w == best_w and node < best):
             best, best_w = node, more_w
     return best, float(best_w)
@@ -264,7 +315,7 @@ def place_tasks(ground: MoveNodes, kinds: Ints, accepted: Ints) -> None:
         node, more_w = find_cheapest_node(ground, kinds[task], -1)
         if more_w == np.inf:
             continue
-        added_w(ground, kinds[task], node, -1, ground.slots[1])
+        added_w(ground, kinds[task], node, ANY_GPU, ground.slots[1])
         book_replica(ground, kinds[task], node, ground.slots[1], 1)
         weigh_column(ground, node)
         accepted[task] = 1

@@ -14,11 +14,13 @@ the top (lazy: a stale worth that no longer leads waits), until none gains. A un
 moves once. Ejection chains: F. Glover, Discrete Applied Mathematics 65, 1996.
 
 Where there are few sequences of moves, all are tried, and the best is known to be.
-Of two moves that neither need each other nor share a target, one order is enough.
+Of two moves that neither need each other nor share a target, one order is enough,
+unless there are power budgets.
 
 Each move is feasible when its turn comes, with the old place still held (OVERLAPS),
 or, where the unit allows it, given up first (RELEASES; that helps on its own node).
 Moves are in the order of the log, so what an earlier one freed a later one may use.
+The same holds for the watts of power budgets.
 """
 
 from typing import NamedTuple
@@ -28,18 +30,23 @@ import numpy as np
 from eelgrid_kernels.arrays import MoveNodes, MoveSearch, Records
 from eelgrid_kernels.compilation import inlined_kernel, lean_kernel, nogil_kernel
 from eelgrid_kernels.move_costs import (
+    GpuChoice,
     added_w,
     advance_clock,
     book_replica,
+    draw_power,
     find_cheapest_node,
     gpu_fits,
     has_room,
+    is_idle_without,
+    may_wake,
     node_cost_w,
     refresh_node,
     restore_potentials,
     weigh_board,
     weigh_column,
 )
+from eelgrid_kernels.node_cost import GPU_WHOLE_MILLI
 
 STAYS, OVERLAPS, RELEASES = 0, 1, 2
 # Ways to search: the board alone is weighed; chains with ejections only in the end; or from the beginning; every
@@ -66,12 +73,27 @@ class Ejection(NamedTuple):
 NOT_EJECTED = Ejection(-1, 0.0)
 
 
-@inlined_kernel
+@lean_kernel
 def _book_unit(ground: MoveNodes, search: MoveSearch, unit: int, sign: int) -> None:
     """The replicas of a unit come back to their home (sign 1) or leave it (-1)."""
     moving = search.units[unit]
     for item in range(moving.first, moving.end):
         book_replica(ground, moving.kind, moving.home, search.slots[item], sign)
+        for place in range(ground.requests[moving.kind].gpu_count if ground.budgets.shape[1] else 0):
+            slot = search.slots[item, place]
+            if is_idle_without(ground, moving.kind, moving.home, slot, sign):
+                draw_power(ground, moving.home, sign * ground.gpus[moving.home, slot].fall_mw)
+
+
+@lean_kernel
+def _book_target(ground: MoveNodes, search: MoveSearch, kind: int, item: int, sign: int) -> None:
+    """A replica comes to where it moves (sign 1) or leaves there (-1)."""
+    node = search.to_node[item]
+    book_replica(ground, kind, node, search.to_slots[item], sign)
+    for place in range(ground.requests[kind].gpu_count if ground.budgets.shape[1] else 0):
+        slot = search.to_slots[item, place]
+        if is_idle_without(ground, kind, node, slot, sign):
+            draw_power(ground, node, sign * ground.gpus[node, slot].rise_mw)
 
 
 @lean_kernel
@@ -82,17 +104,18 @@ def _move_at_home(ground: MoveNodes, search: MoveSearch, unit: int, than_w: floa
     here = ground.nodes[home]
     if moving.manner == OVERLAPS and not has_room(ground, kind, home):
         return False
-    book_replica(ground, kind, home, search.slots[item], -1)
+    choice = GpuChoice(search.slots[item, 0], may_wake(ground, kind, home))
+    _book_unit(ground, search, unit, -1)
     left_w, here.cost_w = here.cost_w, 0.0
-    whole_w = added_w(ground, kind, home, search.slots[item, 0], ground.slots[0])
+    whole_w = added_w(ground, kind, home, choice, ground.slots[0])
     here.cost_w = left_w
     if whole_w >= than_w - _SLACK:
-        book_replica(ground, kind, home, search.slots[item], 1)
+        _book_unit(ground, search, unit, 1)
         return False
     search.to_node[item] = home
     for place in range(ground.slots.shape[1]):
         search.to_slots[item, place] = ground.slots[0, place]
-    book_replica(ground, kind, home, search.to_slots[item], 1)
+    _book_target(ground, search, kind, item, 1)
     refresh_node(ground, home)
     return True
 
@@ -117,14 +140,14 @@ def _move(ground: MoveNodes, search: MoveSearch, unit: int, stays_home: bool) ->
             return float(ground.nodes[home].cost_w - before_w)
         if target < 0:
             for back in range(first, item):
-                book_replica(ground, kind, search.to_node[back], search.to_slots[back], -1)
+                _book_target(ground, search, kind, back, -1)
                 refresh_node(ground, search.to_node[back])
             return float(np.inf)
-        added_w(ground, kind, target, -1, ground.slots[1])
+        added_w(ground, kind, target, GpuChoice(-1, may_wake(ground, kind, target)), ground.slots[1])
         search.to_node[item] = target
         for place in range(ground.slots.shape[1]):
             search.to_slots[item, place] = ground.slots[1, place]
-        book_replica(ground, kind, target, search.to_slots[item], 1)
+        _book_target(ground, search, kind, item, 1)
         refresh_node(ground, target)
         grown_w += more_w
     _book_unit(ground, search, unit, -1)
@@ -137,7 +160,7 @@ def _take_back(ground: MoveNodes, search: MoveSearch, unit: int) -> None:
     """What is free as before the unit moved; the potentials are for `restore`."""
     moving = search.units[unit]
     for item in range(moving.first, moving.end):
-        book_replica(ground, moving.kind, search.to_node[item], search.to_slots[item], -1)
+        _book_target(ground, search, moving.kind, item, -1)
     _book_unit(ground, search, unit, 1)
 
 
@@ -411,6 +434,20 @@ def _search_chains(ground: MoveNodes, search: MoveSearch, is_deep: bool) -> None
 
 
 @lean_kernel
+def _has_power(ground: MoveNodes, node: int, bits: int) -> bool:
+    """Whether the budgets above a node leave what these GPUs of it draw once they are allocated."""
+    rise_mw, fits = 0, True
+    for slot in range(ground.gpus.shape[1]):
+        gpu = ground.gpus[node, slot]
+        rise_mw += gpu.rise_mw if bits >> slot & 1 and gpu.free == GPU_WHOLE_MILLI else 0
+    for level in range(ground.budgets.shape[1] if rise_mw > 0 else 0):
+        budget = ground.budgets[node, level]
+        if budget >= 0 and ground.left_mw[budget] < rise_mw:
+            fits = False
+    return fits
+
+
+@lean_kernel
 def _next_gpus(ground: MoveNodes, kind: int, node: int, last: int) -> int:
     """The next choice of GPUs of a node for one replica, as bits; -1 where there is none. `last` is -1 for the first."""
     count, width = ground.requests[kind].gpu_count, ground.gpus.shape[1]
@@ -428,7 +465,7 @@ def _next_gpus(ground: MoveNodes, kind: int, node: int, last: int) -> int:
         for slot in range(width):
             if bits >> slot & 1 and not gpu_fits(ground, kind, node, slot):
                 fits = False
-        if fits:
+        if fits and _has_power(ground, node, bits):
             return int(bits)
         low = bits & -bits
         ripple = bits + low
@@ -445,7 +482,7 @@ def _place_frame(ground: MoveNodes, search: MoveSearch, frame: int) -> None:
         if here.gpus >> slot & 1:
             search.to_slots[here.replica, place] = slot
             place += 1
-    book_replica(ground, search.units[here.unit].kind, here.node, search.to_slots[here.replica], 1)
+    _book_target(ground, search, search.units[here.unit].kind, here.replica, 1)
 
 
 @lean_kernel
@@ -457,13 +494,16 @@ def _remove_frame(ground: MoveNodes, search: MoveSearch, frame: int) -> None:
         if moving.manner == OVERLAPS:
             _book_unit(ground, search, here.unit, 1)
         restore_potentials(ground, here.touches)
-    book_replica(ground, moving.kind, here.node, search.to_slots[here.replica], -1)
+    _book_target(ground, search, moving.kind, here.replica, -1)
 
 
 @lean_kernel
-def _is_other_order(search: MoveSearch, frame: int) -> bool:
-    """Whether the last two moves could have been made the other way round, which is tried as well."""
-    if frame == 0:
+def _is_other_order(ground: MoveNodes, search: MoveSearch, frame: int) -> bool:
+    """Whether the last two moves could have been made the other way round, which is tried as well.
+
+    Under power budgets it is not asked: what one move frees another may draw wherever it goes.
+    """
+    if frame == 0 or ground.budgets.shape[1]:
         return False
     one, two = search.frames[frame - 1], search.frames[frame]
     before, after = search.units[one.unit], search.units[two.unit]
@@ -589,7 +629,7 @@ def _search_every(ground: MoveNodes, search: MoveSearch) -> None:
         gain_w = _finish_unit(ground, search, top)
         if gain_w > progress.gain_w + GAIN_LEAST_W:
             _keep_best(search, top + 1, gain_w)
-        if _is_other_order(search, top) or not _open_frame(ground, search, top + 1, 0, gain_w):
+        if _is_other_order(ground, search, top) or not _open_frame(ground, search, top + 1, 0, gain_w):
             _remove_frame(ground, search, top)
             continue
         top += 1

@@ -13,6 +13,7 @@ from eelgrid_kernels.arrays import (
     MOVE_NODE,
     PROGRESS,
     TRAIL,
+    BudgetArrays,
     ChurnLimits,
     Ints,
     Mix,
@@ -32,11 +33,28 @@ def copy_mix(mix: Mix) -> Mix:
     return Mix._make([*(np.array(array, np.int64, order="C") for array in mix[:-1]), mix.total])
 
 
+def no_budgets(count: int, width: int) -> BudgetArrays:
+    """Returns the power budgets of `count` nodes of `width` GPUs that have none."""
+    return BudgetArrays(
+        np.zeros(0, np.int64),
+        np.zeros((count, 0), np.int64),
+        np.zeros((count, width), np.int64),
+        np.zeros((count, width), np.int64),
+    )
+
+
 def build_search_ground(
-    nodes: Nodes, mix: Mix, prices: TermPrices, requests: Records, *, replicas: int = 0
+    nodes: Nodes,
+    mix: Mix,
+    prices: TermPrices,
+    requests: Records,
+    *,
+    replicas: int = 0,
+    budgets: BudgetArrays | None = None,
 ) -> MoveNodes:
     """Returns working arrays for a search on nodes in the order of rank, in which `replicas` replicas may move."""
     count, width = nodes.gpu_state.shape
+    power = no_budgets(count, width) if budgets is None else budgets
     placeable = nodes.gpu_state == GPU_PLACEABLE
     bits = np.bitwise_or.reduce(np.where(placeable, 1 << np.maximum(nodes.gpu_model, 0), 0), axis=1, initial=0)
     families, family = np.unique(bits, return_inverse=True)
@@ -46,6 +64,8 @@ def build_search_ground(
     own["family"], own["available"] = family, nodes.available
     for field in ("state", "model", "free", "idle_w", "busy_w"):
         gpus[field] = getattr(nodes, f"gpu_{field}")
+    gpus["rise_mw"], gpus["fall_mw"] = power.rise_mw, power.fall_mw
+    own["rise_mw"] = np.where(placeable, power.rise_mw, 0).max(axis=1, initial=0)
     most = int(max(1, width, *requests["gpu_count"].tolist()))
     return MoveNodes(
         nodes=own,
@@ -58,6 +78,9 @@ def build_search_ground(
         fragmentation_scale=expected.fragmentation_scale,
         board_w=np.zeros((len(requests), count)),
         least_w=np.zeros((len(requests), -(-count // BOARD_BLOCK))),
+        awake_w=np.zeros((len(requests), count if power.above.shape[1] else 0)),
+        budgets=np.array(power.above, np.int64, order="C"),
+        left_mw=np.array(power.left_mw, np.int64),
         clock=np.zeros(1, CLOCK),
         trail=np.zeros(4 * replicas + 4, TRAIL),
         marked=np.zeros(count, np.int64),

@@ -11,10 +11,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import naive
-from tests.move_cases import Case, arrays, best_gain_w, block, draw_case, gained_w, lifted, moved, searched, spent
+from tests.move_cases import (
+    Budgets,
+    Case,
+    Power,
+    Unit,
+    arrays,
+    best_gain_w,
+    block,
+    draw_budgets,
+    draw_case,
+    gained_w,
+    lifted,
+    moved,
+    searched,
+    spent,
+)
 
 from eelgrid_controller.placement.migration_planner import MIGRATION_GOALS
-from eelgrid_kernels.move_costs import added_w, node_cost_w, node_terms, place_tasks, sum_terms
+from eelgrid_kernels.arrays import ChurnLimits
+from eelgrid_kernels.move_costs import ANY_GPU, added_w, node_cost_w, node_terms, place_tasks, sum_terms
 from eelgrid_kernels.move_search import DEEP, EVERY, GREEDY, STAYS, WEIGH, search_moves
 
 # Interpreted, every sequence of a few moves is a minute.
@@ -90,7 +106,7 @@ def test_what_a_task_adds_is_what_placement_weighs_for_an_arrival(seed):
     for kind, unit in enumerate(case.units):
         for index, node in enumerate(case.nodes):
             slots = np.zeros(ground.slots.shape[1], np.int64)
-            added = added_w(ground, kind, index, -1, slots)
+            added = added_w(ground, kind, index, ANY_GPU, slots)
             assert added == ground.board_w[kind, index]
             if naive.verdict(node, unit.task):
                 assert added == np.inf
@@ -119,7 +135,7 @@ def test_a_stream_fills_as_the_twin_fills(seed):
             assert gpu is None or 0 <= ground.gpus[index, slot].free <= gpu.free
     for kind, yes in zip(kinds[-1:], accepted[-1:], strict=True):
         if not yes:  # the last that was refused still fits nowhere
-            fits = [added_w(ground, kind, index, -1, ground.slots[0]) < np.inf for index in range(4)]
+            fits = [added_w(ground, kind, index, ANY_GPU, ground.slots[0]) < np.inf for index in range(4)]
             assert not any(fits)
 
 
@@ -154,6 +170,53 @@ def test_where_every_sequence_is_tried_the_best_set_of_moves_is_found():
         case = draw_case(seed, units=5, moves=3, gangs=False)
         found = searched(case, EVERY)
         assert gained_w(case, found) == pytest.approx(best_gain_w(case), abs=1e-5), seed
+
+
+def test_under_power_budgets_the_best_set_of_moves_that_they_allow_is_found():
+    """Against the twin's enumeration, in which each move draws its power beside what it leaves; whole and shared GPUs."""
+    bound = 0
+    for seed in range(3000, 3000 + 30 // PART):
+        case = draw_budgets(draw_case(seed, units=5, moves=3, gangs=False), seed)
+        best_w = best_gain_w(case)
+        assert gained_w(case, searched(case, EVERY)) == pytest.approx(best_w, abs=1e-5), seed
+        bound += best_w < best_gain_w(replace(case, budgets=None)) - 1.0
+    assert bound >= 3 / PART, "the budgets prevent something"
+
+
+def test_moves_that_free_power_for_one_another_are_found_in_their_order():
+    """The second unit leaves a GPU below the budget of the first one's target, and that one leaves power for the third."""
+    half, whole = naive.Task(1000, 2**30, 1, 500), naive.Task(1000, 2**30, 1, 1000)
+    thirsty, thrifty = naive.Gpu(0, 0, 50.0, 400.0), naive.Gpu(0, 1000, 10.0, 70.0)
+    shared = replace(thrifty, free=500)
+    nodes = [
+        naive.Node(31_000, 32_000, 2**40, [replace(gpu)], is_open, rank)
+        for rank, (gpu, is_open) in enumerate(
+            [(thirsty, False), (shared, False), (shared, True), (thrifty, True), (thirsty, False), (thrifty, True)]
+        )
+    ]
+    units = [Unit(whole, 0, [[0]]), Unit(half, 1, [[0]]), Unit(half, 2, [[0]], STAYS), Unit(whole, 4, [[0]])]
+    watts = [[350], [60], [60], [60], [350], [60]]
+    limits = ChurnLimits(3, 100_000, 1.0, 4096, 200_000)
+    budgets = Budgets([0, 0], [[1], [0], [], [0], [], [1]], watts, watts)
+    case = Case(nodes, units, [naive.Class(half, 1)], (1.0, 0.0, 0.0, 0.0), limits, budgets)
+    assert searched(case, EVERY) == [(1, [(2, [0])]), (0, [(3, [0])]), (3, [(5, [0])])]
+    assert gained_w(case, searched(case, EVERY)) == pytest.approx(best_gain_w(case))
+
+
+@quiet
+@given(SEEDS)
+def test_chains_exceed_no_power_budget(seed):
+    """With gangs, in every way to search; what is left afterwards is what the twin counts."""
+    case = draw_budgets(draw_case(seed, nodes=4, units=8, moves=6), seed)
+    for way in WAYS:
+        assert gained_w(case, in_way(case, *way)) >= -1e-6
+    ground, search = arrays(case)
+    search_moves(ground, search, WEIGH)
+    power = Power(case)
+    for unit in search.log[: search_moves(ground, search, GREEDY)].tolist():
+        items, count = range(search.units[unit].first, search.units[unit].end), case.units[unit].task.gpu_count
+        power = power.move(unit, [(int(search.to_node[i]), search.to_slots[i, :count].tolist()) for i in items])
+    assert ground.left_mw.tolist() == power.list_left_mw()
 
 
 @quiet

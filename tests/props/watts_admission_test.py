@@ -1,5 +1,7 @@
-"""Admission under budgets against a naive sum of watts: no budget is passed by work that begins, nothing waits idly."""
+"""Admission under budgets against a naive sum of watts: work that begins or moves passes no budget, nothing waits idly."""
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -8,10 +10,21 @@ from tests.builders.cluster import build_node, build_request
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.workloads import MoveRefused
+from eelgrid_controller.placement.migration_planner import build_migration_problem, recommend_moves
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.events import WorkloadPlaced, WorkloadScaled
+from eelgrid_controller.state.events import WorkloadMoved, WorkloadPlaced, WorkloadScaled
 from eelgrid_protos import catalogue
-from eelgrid_protos.messages import BudgetScope, PowerBudget, WorkloadPhase
+from eelgrid_protos.messages import (
+    BudgetScope,
+    Mobility,
+    Move,
+    PowerBudget,
+    RecommendMovesRequest,
+    ReplicaMove,
+    Workload,
+    WorkloadPhase,
+)
 
 CATALOGUE = catalogue.load_catalogue()
 IDLE_W, DEFAULT_W = 30.0, 300.0
@@ -37,7 +50,9 @@ def naive_w(state: ClusterState, read_w: dict[str, float], budget: PowerBudget) 
                 continue
             holders = [state.workloads[key] for key in record.holders(gpu.uuid)]
             limits = [
-                DEFAULT_W if one.power_limit_w is None else max(one.power_limit_w, read_w.get(one.workload_id, 0.0))
+                DEFAULT_W
+                if one.power_limit_w is None
+                else max(one.power_limit_w, read_w.get(one.workload_id, 0.0), read_w.get(gpu.uuid, 0.0))
                 for one in holders
             ]
             total_w += min(DEFAULT_W, max(limits)) if limits else IDLE_W
@@ -63,12 +78,17 @@ budget_lists = st.lists(
     max_size=4,
     unique_by=lambda one: (one.scope, one.name),
 )
+submissions = st.tuples(st.just("submit"), st.integers(1, 3), st.integers(1, 3), st.sampled_from([1000, 1000, 400]))
+shifts = st.tuples(st.just("shift"), st.integers(0, 30), st.integers(0, 2), st.sampled_from("abcd"))
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("submit"), st.integers(1, 3), st.integers(1, 3), st.sampled_from([1000, 1000, 400])),
+        submissions,
         st.tuples(st.just("cancel"), st.integers(0, 30)),
         st.tuples(st.just("limit"), st.integers(0, 30), st.sampled_from([150.0, 200.0, 300.0])),
         st.tuples(st.just("told"), st.booleans()),
+        st.tuples(st.just("moves")),
+        shifts,
+        shifts,
         st.tuples(st.just("lost"), st.sampled_from("abcd")),
         st.tuples(st.just("budgets"), budget_lists),
     ),
@@ -77,17 +97,18 @@ steps = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(budget_lists, steps)
-def test_what_begins_passes_no_budget_and_what_could_begin_does(budgets, script):
+@given(budget_lists, st.lists(submissions, min_size=2, max_size=5), steps)
+def test_what_begins_or_moves_passes_no_budget_and_what_could_begin_does(budgets, begun, script):
     core = Core(ClusterState(), CATALOGUE)
     for name, gpus in (("a", 2), ("b", 1), ("c", 2), ("d", 3)):
         core.register_node(v100s(name, gpus), now_ns=1)
     core.update_policy(replace(core.state.policy, budgets=tuple(budgets)), now_ns=2)
+    # By workload, and by GPU for work that moved there with a limit.
     read_w: dict[str, float] = {}
-    for now_ns, step in enumerate(script, start=3):
+    for now_ns, step in enumerate(begun + script, start=3):
         before = {one: naive_w(core.state, read_w, one) for one in core.state.policy.budgets}
         made = _done(core, step, read_w, now_ns)
-        began = any(isinstance(event, WorkloadPlaced | WorkloadScaled) for event in made)
+        began = any(isinstance(event, WorkloadPlaced | WorkloadScaled | WorkloadMoved) for event in made)
         for budget in core.state.policy.budgets:
             now_w = naive_w(core.state, read_w, budget)
             is_raised = now_w > before.get(budget, now_w) + 1e-6
@@ -98,13 +119,35 @@ def test_what_begins_passes_no_budget_and_what_could_begin_does(budgets, script)
     check_invariants(core.state)
 
 
+def _moved(core: Core, moves: Sequence[Move], read_w: dict[str, float], now_ns: int):
+    """Applies moves that may be refused; work has its default limit where it comes to."""
+    made = core.apply_moves(moves, now_ns=now_ns).events
+    for event in made:
+        if isinstance(event, WorkloadMoved):
+            read_w |= {uuid: DEFAULT_W for place in event.placements for uuid in place.gpu_uuids}
+    return made
+
+
+def _shift(core: Core, workload: Workload, replica: int, target: str) -> Move:
+    """One replica to the first GPUs of a node that have room, whether they are enough or not."""
+    source, record = workload.placements[replica % len(workload.placements)], core.state.nodes[target]
+    most_milli = 1000 - workload.spec.request.gpu_milli
+    usable = [gpu for gpu in record.inventory.gpus if gpu.uuid not in record.lost_gpus]
+    gpus = [gpu for gpu in usable if record.gpu_milli.get(gpu.uuid, 0) <= most_milli][: len(source.gpu_uuids)]
+    uuids, indexes = tuple(gpu.uuid for gpu in gpus), tuple(gpu.index for gpu in gpus)
+    there = replace(source, node_name=target, gpu_uuids=uuids, gpu_indexes=indexes)
+    return Move(workload_id=workload.workload_id, replicas=(ReplicaMove(source=source, target=there, candidates=()),))
+
+
 def _done(core: Core, step, read_w: dict[str, float], now_ns: int):
     """One step of a script; `read_w` is kept as an agent that answers late would."""
     live = [key for key, one in core.state.workloads.items() if one.phase is not WorkloadPhase.CANCELLED]
     match step:
         case ("submit", gpus, replicas, milli):
             share, replicas = (1000, 1) if gpus > 1 else (milli, replicas)
-            return core.submit(build_request(gpus=gpus, milli=share, replicas=replicas), now_ns=now_ns).events
+            mobility = Mobility.RESTARTABLE if now_ns % 2 else Mobility.MOVABLE
+            asked = build_request(gpus=gpus, milli=share, replicas=replicas, mobility=mobility)
+            return core.submit(asked, now_ns=now_ns).events
         case ("cancel", number) if live:
             return core.cancel(live[number % len(live)], now_ns=now_ns).events
         case ("limit", number, limit_w) if live:
@@ -114,6 +157,17 @@ def _done(core: Core, step, read_w: dict[str, float], now_ns: int):
                     old_w = DEFAULT_W if found.power_limit_w is None else found.power_limit_w
                     read_w[found.workload_id] = max(old_w, read_w.get(found.workload_id, 0.0))
                 return core.set_limit(found.workload_id, limit_w, now_ns=now_ns).events
+        case ("moves",):
+            asked = RecommendMovesRequest(moves_ratio=1.0, restart_s=0.0)
+            # What is recommended holds at its moment.
+            return _moved(
+                core, recommend_moves(build_migration_problem(core.survey_moves(asked))).moves, read_w, now_ns
+            )
+        case ("shift", number, replica, target) if live:
+            found = core.workload(live[number % len(live)])
+            with contextlib.suppress(MoveRefused):
+                if found.phase is WorkloadPhase.PLACED:
+                    return _moved(core, [_shift(core, found, replica, target)], read_w, now_ns)
         case ("told", is_set):
             if is_set:
                 read_w.clear()

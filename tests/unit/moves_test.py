@@ -17,9 +17,11 @@ from eelgrid_controller.state.node_allocations import ContradictoryEvent
 from eelgrid_kernels.move_search import OVERLAPS
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
+    BudgetScope,
     Mobility,
     Move,
     MoveGoal,
+    PowerBudget,
     Recommendation,
     RecommendMovesRequest,
     ReplicaMove,
@@ -133,6 +135,108 @@ def test_nothing_moves_to_a_node_of_which_nobody_knows_what_it_holds(doubts):
     (move,) = found.moves
     (replica,) = move.replicas
     assert core.apply_moves((replace(move, replicas=(replica,)),), now_ns=4, is_back=True).result == 1
+
+
+# G2 GPUs: idle and default watts of the catalogue.
+IDLE_W, DEFAULT_W = 30.0, 150.0
+
+
+def set_budget(core: Core, limit_w: float, *, node: str = "") -> None:
+    scope = BudgetScope.NODE if node else BudgetScope.CLUSTER
+    budget = PowerBudget(scope=scope, name=node, limit_w=limit_w)
+    core.update_policy(replace(core.state.policy, budgets=(budget,)), now_ns=2)
+
+
+def scattered(**spec) -> Core:
+    """Whole GPUs on two nodes, whose work fits on one of them: the CPU of the other would sleep."""
+    core = build_core(build_node("a", gpus=2))
+    core.submit(build_request(gpus=1, key="one", **spec), now_ns=1)
+    core.submit(build_request(gpus=1, key="gap"), now_ns=1)
+    core.register_node(build_node("b", gpus=1), now_ns=1)
+    core.submit(build_request(gpus=1, key="two", **spec), now_ns=1)
+    core.cancel("gap", now_ns=2)
+    assert (places(core, "one"), places(core, "two")) == ([("a", (0,))], [("b", (0,))])
+    return core
+
+
+def test_shares_join_under_a_power_budget_that_leaves_nothing():
+    """The GPU that they go to counts already."""
+    core = two_halves()
+    set_budget(core, 2 * DEFAULT_W)
+    found = asked(core)
+    assert len(found.moves) == 1
+    assert core.apply_moves(found.moves, now_ns=3).result == 1
+
+
+def test_no_idle_gpu_is_recommended_that_a_power_budget_leaves_nothing_for():
+    """Its old place draws power until the new one has begun; so the draw of three GPUs must be left."""
+    room_w = 3 * DEFAULT_W
+    for short_w, moves in ((0.0, 1), (1.0, 0)):
+        core = scattered()
+        set_budget(core, room_w - short_w)
+        assert len(asked(core).moves) == moves
+    # Released first, two are enough.
+    core = scattered(mobility=Mobility.RESTARTABLE)
+    set_budget(core, 2 * DEFAULT_W + IDLE_W)
+    found = asked(core)
+    assert len(found.moves) == 1
+    core.apply_moves(found.moves, now_ns=3)
+    assert core.state.nodes["b"].gpu_milli == {}
+
+
+def test_moves_that_exceed_a_power_budget_are_refused_and_say_by_how_much():
+    core = scattered()
+    found = asked(core)
+    set_budget(core, DEFAULT_W + IDLE_W + 100.0, node="a")
+    words = r"node a has 100 of its 280 W left, and 120 W more would be drawn; nothing was moved"
+    with pytest.raises(MoveRefused, match=words):
+        core.apply_moves(found.moves, now_ns=3)
+    assert places(core, "two") == [("b", (0,))]
+    # A move that its engine could not make goes back whatever the budget.
+    (move,) = found.moves
+    back = tuple(replace(item, source=item.target, target=item.source) for item in move.replicas)
+    set_budget(core, 2 * DEFAULT_W + 100.0, node="a")
+    core.apply_moves(found.moves, now_ns=4)
+    set_budget(core, 10.0, node="b")
+    assert core.apply_moves((replace(move, replicas=back),), now_ns=5, is_back=True).result == 1
+
+
+def test_a_move_counts_the_power_that_moves_before_it_draw_at_their_default_limits():
+    core = build_core(build_node("a", gpus=3))
+    core.submit(build_request(gpus=3, key="gap"), now_ns=1)
+    for name, key in (("b", "one"), ("c", "two")):
+        core.register_node(build_node(name, gpus=1), now_ns=1)
+        core.submit(build_request(gpus=1, key=key), now_ns=1)
+    core.cancel("gap", now_ns=1)
+    core.set_limit("one", 100.0, now_ns=2)
+    moves = []
+    for index, key in enumerate(("one", "two")):
+        (source,) = core.workload(key).placements
+        target = replace(source, node_name="a", gpu_uuids=(f"GPU-a-{index}",), gpu_indexes=(index,))
+        moves.append(Move(workload_id=key, replicas=(ReplicaMove(source=source, target=target, candidates=()),)))
+    # While the second moves: three GPUs at their default, one of them that it leaves, and two that are idle.
+    most_w = 3 * DEFAULT_W + 2 * IDLE_W
+    set_budget(core, most_w - 1.0)
+    core.report_limits({}, now_ns=3)
+    with pytest.raises(MoveRefused, match=r"move 2 of 2 .* the cluster has 169 of its 509 W left, and 170 W more"):
+        core.apply_moves(moves, now_ns=3)
+    set_budget(core, most_w)
+    assert core.apply_moves(moves, now_ns=4).result == 2
+
+
+def test_a_moved_limit_counts_once_it_is_read_back_from_the_new_gpu():
+    """The new GPU has its default limit until the agent sets the workload's."""
+    core = scattered()
+    core.set_limit("two", 100.0, now_ns=2)
+    set_budget(core, 3 * DEFAULT_W)
+    core.report_limits({}, now_ns=3)
+    core.apply_moves(asked(core).moves, now_ns=4)
+    # Both GPUs of a, and what b draws while it is idle.
+    drawn_w = 3 * DEFAULT_W - core.survey_moves(RecommendMovesRequest()).power.left_mw["cluster"] / 1000
+    assert drawn_w == pytest.approx(2 * DEFAULT_W + IDLE_W)
+    core.report_limits({}, now_ns=5)
+    drawn_w = 3 * DEFAULT_W - core.survey_moves(RecommendMovesRequest()).power.left_mw["cluster"] / 1000
+    assert drawn_w == pytest.approx(DEFAULT_W + 100.0 + IDLE_W)
 
 
 def test_the_explanation_of_a_moved_replica_is_that_of_the_move():

@@ -30,12 +30,14 @@ from eelgrid_controller.state.node_allocations import ContradictoryEvent
 from eelgrid_kernels.node_cost import GPU_PARTITIONED, GPU_PLACEABLE
 from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
+    BudgetScope,
     EnforcementMode,
     GpuLayout,
     LatencyMetric,
     LatencyObjective,
     Placement,
     PoolMode,
+    PowerBudget,
     ServicePromise,
     WantedInstance,
     WorkloadPhase,
@@ -123,6 +125,25 @@ def test_a_plan_is_reported_made_and_named_in_the_node_plan():
     alike(core)
     # Nothing more is to be gained.
     assert search_partitions(core).stages == ()
+
+
+def test_a_stage_that_exceeds_a_power_budget_is_refused_and_says_by_how_much():
+    """A GPU with slices that are taken draws like one that is taken as a whole."""
+    core = build_partitioned_core(build_mig_node("a"))
+    core.submit(build_sliced_service("s", 20.0), now_ns=5)
+    (stage,) = search_partitions(core).stages
+    idle_w, more_w = 2 * 49.7, 400.0 - 49.7
+    for left_w, refused in ((more_w - 1.0, True), (more_w, False)):
+        budget = PowerBudget(scope=BudgetScope.NODE, name="a", limit_w=idle_w + left_w)
+        core.update_policy(replace(core.state.policy, budgets=(budget,)), now_ns=6)
+        if refused:
+            with pytest.raises(
+                PartitionsRefused, match=r"node a has 349 of its 449 W left, and 350 W more would be drawn"
+            ):
+                core.apply_partitions(stage, now_ns=7)
+            assert core.workload("s").phase is WorkloadPhase.PENDING
+    core.apply_partitions(stage, now_ns=8)
+    assert core.workload("s").phase is WorkloadPhase.PLACED
 
 
 def test_work_on_a_gpu_of_a_new_partitioned_pool_stays_until_it_ends():

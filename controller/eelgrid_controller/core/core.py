@@ -659,7 +659,7 @@ class Core:
 
     def survey_moves(self, asked: RecommendMovesRequest) -> MigrationSurvey:
         """Copies what a search for moves needs; the problem is built and searched in another thread."""
-        return survey_for_moves(self.state, self.snapshot(), asked)
+        return survey_for_moves(self.state, self._chooser, asked)
 
     def work_ahead(self) -> bool:
         """Does a bounded part of the next decisions' work between calls; false if nothing is left. It changes none."""
@@ -667,7 +667,7 @@ class Core:
 
     def apply_moves(self, moves: Sequence[Move], *, now_ns: int, is_back: bool = False) -> CoreStep[int]:
         """Moves running work, or undoes moves, all or nothing; then pending work is tried. Raises MoveRefused."""
-        events = plan_migration(self.state, moves, now_ns=now_ns, is_back=is_back)
+        events = plan_migration(self.state, self._chooser.allowance, moves, now_ns=now_ns, is_back=is_back)
         moved = sum(len(move.replicas) for move in moves)
         return self._with_retry(events, moved, self._apply_all(events), now_ns, frees=bool(events))
 
@@ -687,7 +687,7 @@ class Core:
 
         If `change` is GPUs alone, their agents try desired layouts again that were not applied.
         """
-        event = partition_event(self.state, change, now_ns=now_ns)
+        event = partition_event(self.state, self._chooser.allowance, change, now_ns=now_ns)
         return self._with_retry((event,), None, self._apply(event), now_ns, frees=bool(event.services))
 
     def set_eligibility(self, eligibility: Eligibility) -> None:

@@ -38,6 +38,7 @@ from eelgrid_controller.placement.explanations import (
 )
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
+from eelgrid_controller.placement.power import PowerAdmission, PowerTrial
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.queueing.elastic_shares import advance_share
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -528,10 +529,12 @@ class MoveRefused(FailedPrecondition):
 
 
 def plan_migration(
-    state: ClusterState, moves: Sequence[Move], *, now_ns: int, is_back: bool = False
+    state: ClusterState, allowance: PowerAdmission, moves: Sequence[Move], *, now_ns: int, is_back: bool = False
 ) -> tuple[NodeOccupied | WorkloadMoved, ...]:
     """Returns the events of all moves in order; changes nothing. Raises MoveRefused."""
     ledgers: dict[str, NodeRecord] = {}
+    # What moves back draws its power there already.
+    power = None if is_back or not allowance.has_budgets else PowerTrial(allowance)
     before, events = _lingering(state, moves, now_ns, is_back=is_back), []
     if is_back:
         for event in before:
@@ -541,7 +544,8 @@ def plan_migration(
     for number, move in enumerate(moves, start=1):
         problem = _standing_problem(state, move, seen)
         # A move that an engine could not make goes back to where the replica runs, cordoned or not.
-        problem = problem or ("" if is_back else _closed_problem(state, move)) or _room_problem(state, ledgers, move)
+        problem = problem or ("" if is_back else _closed_problem(state, move))
+        problem = problem or _room_problem(state, ledgers, move, seen, power)
         if problem:
             raise MoveRefused(number, moves, problem)
         seen |= {(move.workload_id, item.source.replica) for item in move.replicas}
@@ -610,8 +614,17 @@ def _closed_problem(state: ClusterState, move: Move) -> str:
     return ""
 
 
-def _room_problem(state: ClusterState, ledgers: dict[str, NodeRecord], move: Move) -> str:
-    """Tries the move on the copies in `ledgers` and updates them; returns why it is impossible, empty if it is not."""
+def _room_problem(
+    state: ClusterState,
+    ledgers: dict[str, NodeRecord],
+    move: Move,
+    moved: Collection[tuple[str, int]],
+    power: PowerTrial | None,
+) -> str:
+    """Tries the move on the copies in `ledgers` and updates them; returns why it is impossible, empty if it is not.
+
+    `moved` are the workloads and replicas of the moves before.
+    """
     workload = state.workloads[move.workload_id]
     is_released_first = workload.spec.mobility is Mobility.RESTARTABLE
     names = {place.node_name for item in move.replicas for place in (item.source, item.target)}
@@ -637,9 +650,19 @@ def _room_problem(state: ClusterState, ledgers: dict[str, NodeRecord], move: Mov
             ledgers[name].allocate(assignment)
     except ContradictoryEvent as error:
         return str(error).partition(": ")[2]
+    if power is not None:
+        # At its peak, and with default limits until those of the workload are set.
+        power.alter(
+            [ledgers[name] for name in names], {*moved, *((item.workload_id, item.replica) for _, item in beside)}
+        )
+        if problem := power.describe_problem():
+            return problem
     if not is_released_first:
         release()
     for name, assignment in beside:
         ledgers[name].release(assignment.workload_id, assignment.replica)
         ledgers[name].allocate_unchecked(replace(assignment, workload_id=move.workload_id))
+    if power is not None:
+        moving = {(move.workload_id, item.source.replica) for item in move.replicas}
+        power.alter([ledgers[name] for name in names], {*moved, *moving})
     return ""

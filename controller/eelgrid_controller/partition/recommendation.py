@@ -18,7 +18,8 @@ and states which service falls how far.
 
 Execution. A plan is made from one revision of the state and carried out at later ones. `partition_event` checks a stage
 against the state of the moment: each GPU must be as the stage found it, and the event is tried on copies of the
-allocations of the nodes it touches. The first thing that no longer holds refuses the whole stage. A replica moves from
+allocations of the nodes it touches. The first thing that no longer holds refuses the whole stage, and so does a power
+budget that its GPUs would exceed. A replica moves from
 its old slice to the new one within the event: it holds the new slice from then on, and its agent hears of it when the
 slice exists. Nothing busy is ever destroyed: the agent refuses while anything runs in an instance, and reports why.
 """
@@ -42,6 +43,7 @@ from eelgrid_controller.partition.problem import (
 from eelgrid_controller.partition.repartition import PartitionChange, plan_change
 from eelgrid_controller.partition.survey import PartitionSurvey, SurveyedGpu, is_usable, running_gpu, wanted_layout
 from eelgrid_controller.partition.transition import DrainStep, PartitionStep, StepSequence, apply_steps
+from eelgrid_controller.placement.power import PowerAdmission, PowerTrial
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.queueing_model import (
     ArrivalProcess,
@@ -394,18 +396,18 @@ class PartitionsRefused(FailedPrecondition):
 
 
 def partition_event(
-    state: ClusterState, change: PartitionStage | Sequence[SurveyedGpu], *, now_ns: int
+    state: ClusterState, allowance: PowerAdmission, change: PartitionStage | Sequence[SurveyedGpu], *, now_ns: int
 ) -> PartitionsPlanned:
     """The event of a stage, or the one that has the agents of these GPUs try again what does not stand.
 
     Raises PartitionsRefused, and changes nothing either way.
     """
     if isinstance(change, PartitionStage):
-        return _staged(state, change, now_ns=now_ns)
+        return _staged(state, allowance, change, now_ns=now_ns)
     return _retry_event(state, change, now_ns=now_ns)
 
 
-def _staged(state: ClusterState, stage: PartitionStage, *, now_ns: int) -> PartitionsPlanned:
+def _staged(state: ClusterState, allowance: PowerAdmission, stage: PartitionStage, *, now_ns: int) -> PartitionsPlanned:
     for turn in stage.turns:
         problem = _turn_problem(state, turn)
         if problem:
@@ -436,6 +438,10 @@ def _staged(state: ClusterState, stage: PartitionStage, *, now_ns: int) -> Parti
         reallocate_slices(copies, state.workloads, after, event)
     except ContradictoryEvent as error:
         raise PartitionsRefused(str(error)) from None
+    trial = PowerTrial(allowance)
+    trial.alter(copies.values())
+    if problem := trial.describe_problem():
+        raise PartitionsRefused(problem)
     return event
 
 

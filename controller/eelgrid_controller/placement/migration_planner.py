@@ -43,14 +43,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.placement.placer import restrict_to_data, restrict_to_preferred
+from eelgrid_controller.placement.placer import WorkloadPlacer, restrict_to_data, restrict_to_preferred
 from eelgrid_controller.placement.planner import count_fitting_tasks
-from eelgrid_controller.placement.snapshot import GpuSlots, Snapshot
+from eelgrid_controller.placement.power import PowerSurvey
+from eelgrid_controller.placement.snapshot import GpuSlots
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import TaskClass
 from eelgrid_kernels.arrays import (
     MOVE_UNIT,
     REQUEST,
+    BudgetArrays,
     ChurnLimits,
     Mix,
     MoveNodes,
@@ -63,7 +65,7 @@ from eelgrid_kernels.cost_terms import CPU_PACKAGE_FULL_W, PACKAGE_W, active_pac
 from eelgrid_kernels.engine_setup import encode_models
 from eelgrid_kernels.move_costs import node_terms, place_tasks, sum_terms
 from eelgrid_kernels.move_search import DEEP, EVERY, GREEDY, OVERLAPS, RELEASES, STAYS, WEIGH, search_moves
-from eelgrid_kernels.move_setup import build_move_search, build_search_ground, copy_mix, order_by_rank
+from eelgrid_kernels.move_setup import build_move_search, build_search_ground, copy_mix, no_budgets, order_by_rank
 from eelgrid_kernels.node_cost import GPU_PLACEABLE, GPU_WHOLE_MILLI
 from eelgrid_protos.messages import (
     HORIZON_S,
@@ -203,6 +205,7 @@ class MigrationProblem:
     devices: tuple[GpuSlots, ...]
     models: Mapping[str, int]
     units: tuple[MigrationUnit, ...]
+    budgets: BudgetArrays
     limits: ChurnLimits
     running: int
     restart_s: float
@@ -226,10 +229,12 @@ class MigrationSurvey:
     is_ready: tuple[bool, ...]
     # Of the nodes that take new work; None of others.
     traits: tuple[tuple[str, ...] | None, ...]
+    power: PowerSurvey | None  # None without power budgets
 
 
-def survey_for_moves(state: ClusterState, snapshot: Snapshot, asked: RecommendMovesRequest) -> MigrationSurvey:
-    """Copies the state for a search; the controller's loop waits for this alone, so it looks at no single node."""
+def survey_for_moves(state: ClusterState, placer: WorkloadPlacer, asked: RecommendMovesRequest) -> MigrationSurvey:
+    """Copies the state for a search; the controller's loop waits for this alone, so it looks at no GPU."""
+    snapshot = placer.snapshot()
     return MigrationSurvey(
         asked=asked,
         revision=state.revision,
@@ -242,6 +247,7 @@ def survey_for_moves(state: ClusterState, snapshot: Snapshot, asked: RecommendMo
         workloads=tuple(state.workloads.values()),
         is_ready=tuple(snapshot.is_ready),
         traits=tuple(snapshot.traits),
+        power=placer.allowance.survey(snapshot.names),
     )
 
 
@@ -266,11 +272,20 @@ def build_migration_problem(survey: MigrationSurvey) -> MigrationProblem:
         devices=survey.devices,
         models=survey.models,
         units=units,
+        budgets=_build_budgets(survey, units),
         limits=ChurnLimits(min(most, MOVES_MOST), int(held_milli * (asked.gpu_ratio or 1.0)), 1.0, 0, 0),
         running=running,
         restart_s=restart_s,
         horizon_s=horizon_s,
     )
+
+
+def _build_budgets(survey: MigrationSurvey, units: Sequence[MigrationUnit]) -> BudgetArrays:
+    """Builds what power budgets leave and what GPUs below them draw, as the kernel takes it."""
+    if survey.power is None:
+        return no_budgets(*survey.nodes.gpu_state.shape)
+    held = ((unit.row, unit.workload, place) for unit in units if unit.manner != STAYS for place in unit.placements)
+    return survey.power.build_arrays([slots.uuids for slots in survey.devices], survey.nodes.gpu_state.shape[1], held)
 
 
 def _collect_in_parts(units: Iterator[MigrationUnit]) -> Iterator[MigrationUnit]:
@@ -465,6 +480,11 @@ def _search_steps(problem: MigrationProblem) -> _SearchResult:
         return _SearchResult([], len(rows), 0.0)
     replicas = sum(len(problem.units[unit].slots) for unit in chosen)
     nodes = Nodes._make(array[rows] for array in problem.nodes)
+    budgets = problem.budgets._replace(
+        above=problem.budgets.above[rows],
+        rise_mw=problem.budgets.rise_mw[rows],
+        fall_mw=problem.budgets.fall_mw[rows],
+    )
     is_small = len(chosen) * len(rows) <= _SMALL
     # A large cluster is searched by its own weights and without ejections, which would cover too little of it.
     # Every result is judged by the problem's own weights, whatever guided the search.
@@ -473,7 +493,7 @@ def _search_steps(problem: MigrationProblem) -> _SearchResult:
     best: list[_Step] = []
     best_w = 0.0
     for guide in guides:
-        begun = build_search_ground(nodes, problem.mix, guide, requests, replicas=replicas)
+        begun = build_search_ground(nodes, problem.mix, guide, requests, replicas=replicas, budgets=budgets)
         fresh = _build_search(problem, begun, rows, chosen, kinds)
         search_moves(begun, fresh, WEIGH)
         is_listed = is_small and guide == problem.prices and begun.gpus.shape[1] <= _CHOICE_GPUS_MOST
@@ -496,7 +516,7 @@ def _search_steps(problem: MigrationProblem) -> _SearchResult:
 
 def _copy_ground(begun: MoveNodes) -> MoveNodes:
     """Returns a copy of the arrays that a search changes; read-only arrays are shared."""
-    changed = ("nodes", "gpus", "board_w", "least_w", "clock", "trail", "marked", "slots")
+    changed = ("nodes", "gpus", "board_w", "least_w", "awake_w", "left_mw", "clock", "trail", "marked", "slots")
     return begun._replace(**{name: getattr(begun, name).copy() for name in changed})
 
 

@@ -11,21 +11,29 @@ Admission. An allocated GPU may draw its power limit, or its default where none 
 lost one nothing. Work may start if the additional draw of its GPUs, at their default limits, is left in every budget
 above them: its limit is lowered later, when the cost of that is known. So starting work never makes the sum of
 allowed draws exceed a budget. A limit that the journal has lowered counts as before until it is read back from the
-GPU: `report_limits` brings the highest limits that GPUs may still have, by workload. These reports are no events:
+GPU, and so does the limit of work that came to other GPUs with it, by a move or by growth: `report_limits` brings the
+highest limits that GPUs may still have, by workload. These reports are no events:
 what is decided by them is one. After a restart the journal's limits count until the first report. Sums are in whole
 milliwatts, so that they return exactly to earlier values.
+
+Changes of running work (moves, partitions) are tried on copies of nodes (`PowerTrial`), and may not exceed a budget
+that they draw more of than before. A search for moves takes a copy of what budgets leave (`PowerSurvey`).
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
+
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_controller.state.policy import BudgetHierarchy
+from eelgrid_controller.state.policy import BudgetHierarchy, describe_budget
+from eelgrid_kernels.arrays import BudgetArrays
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.messages import Gpu, Placement, Policy
+from eelgrid_protos.messages import Gpu, Inventory, Placement, Policy, Workload
 
 LIMITS_WANTED = 12
 _STEP_W = 25.0
@@ -94,6 +102,9 @@ class PriorPowerModel:
 
 
 _MILLI = 1000
+# More than any GPU draws.
+_UNLIMITED_W = 1e9
+_NO_REPLICAS: Collection[tuple[str, int]] = frozenset()
 
 
 class ExceededBudget(NamedTuple):
@@ -102,15 +113,85 @@ class ExceededBudget(NamedTuple):
     budget: str
     limit_w: float
     left_w: float  # negative if it is exceeded already
-    more_w: float  # additional draw of the placements below it
-    replicas: int  # number of the placements below it
+    more_w: float  # additional draw of the placements, or of the changed nodes, below it
+    replicas: int  # number of the placements below it; 0 for changed nodes
 
 
-class _Share(NamedTuple):
+class PowerShare(NamedTuple):
     """The draw of a node, and the budgets to which it is added."""
 
     above: tuple[str, ...]
     milliwatts: int
+
+
+_NO_SHARE = PowerShare((), 0)
+
+
+class PowerSurvey(NamedTuple):
+    """What budgets leave at one moment, for a search in another thread."""
+
+    left_mw: Mapping[str, int]  # by budget, negative where it is exceeded
+    shares: Sequence[PowerShare]  # of each node
+    inventories: Sequence[Inventory]
+    still_w: Mapping[str, float]  # limits that may still be in force, by workload
+    unset: Collection[tuple[str, int]]  # workloads and replicas whose limits are not set yet
+    catalogue: Catalogue
+
+    def build_arrays(
+        self, slots: Sequence[Sequence[str]], width: int, held: Iterable[tuple[int, Workload, Placement]]
+    ) -> BudgetArrays:
+        """Returns arrays for the search; `slots` are the GPUs of each node, `held` what may move from which row."""
+        numbers = {key: number for number, key in enumerate(self.left_mw)}
+        levels = max((len(share.above) for share in self.shares), default=0)
+        boards = GpuDraws(self.catalogue)
+        found = BudgetArrays(
+            left_mw=np.array([*self.left_mw.values()], np.int64),
+            above=np.full((len(slots), levels), -1, np.int64),
+            rise_mw=np.zeros((len(slots), width), np.int64),
+            fall_mw=np.zeros((len(slots), width), np.int64),
+        )
+        for row, (above, _) in enumerate(self.shares):
+            found.above[row, : len(above)] = [numbers[key] for key in above]
+            gpus = {gpu.uuid: gpu for gpu in self.inventories[row].gpus} if above else {}
+            for slot, uuid in enumerate(slots[row]):
+                if uuid in gpus:
+                    found.rise_mw[row, slot] = boards.default_mw(gpus[uuid]) - boards.idle_mw(gpus[uuid])
+        for row, workload, place in held:
+            is_set = (workload.workload_id, place.replica) not in self.unset
+            limit_w = find_limit_w(workload, self.still_w) if is_set else math.inf
+            for gpu in self.inventories[row].gpus if self.shares[row].above else ():
+                if gpu.uuid in place.gpu_uuids:
+                    fall_mw = boards.allocated_mw(gpu, limit_w) - boards.idle_mw(gpu)
+                    found.fall_mw[row, slots[row].index(gpu.uuid)] = fall_mw
+        return found
+
+
+def find_limit_w(workload: Workload, still_w: Mapping[str, float]) -> float:
+    """Returns the highest limit that may be in force on a workload's GPUs; infinite for their default."""
+    limit_w = workload.power_limit_w
+    return math.inf if limit_w is None else max(limit_w, still_w.get(workload.workload_id, 0.0))
+
+
+class GpuDraws:
+    """What single GPUs may draw, in whole milliwatts."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._model = PriorPowerModel(catalogue)
+
+    def default_mw(self, gpu: Gpu) -> int:
+        """Returns its draw at its default limit."""
+        board = find_power_limit_range(gpu, self._catalogue)
+        default_w = board.default_w if board is not None else gpu.power_limit_max_w or self._model.gpu(gpu).busy_w
+        return math.ceil(default_w * _MILLI)
+
+    def idle_mw(self, gpu: Gpu) -> int:
+        """Returns its draw while nothing holds it."""
+        return min(self.default_mw(gpu), math.ceil(self._model.gpu(gpu).idle_w * _MILLI))
+
+    def allocated_mw(self, gpu: Gpu, limit_w: float) -> int:
+        """Returns its draw under a power limit."""
+        return min(self.default_mw(gpu), math.ceil(min(limit_w, _UNLIMITED_W) * _MILLI))
 
 
 class PowerAdmission:
@@ -119,12 +200,16 @@ class PowerAdmission:
     def __init__(self, state: ClusterState, catalogue: Catalogue) -> None:
         self._state = state
         self._catalogue = catalogue
-        self._model = PriorPowerModel(catalogue)
+        self._boards = GpuDraws(catalogue)
         self._policy: Policy | None = None
         self._places = BudgetHierarchy(Policy())
         self._drawn: dict[str, int] = {}  # by budget
-        self._shares: dict[str, _Share] = {}  # by node
+        self._shares: dict[str, PowerShare] = {}  # by node
         self._still_w: dict[str, float] = {}  # by workload, where it exceeds the journal's limit
+        # By node: workloads with a limit, with their replicas and GPUs.
+        self._limited: dict[str, frozenset[tuple[str, int, tuple[str, ...]]]] = {}
+        # Workloads and replicas that came to other GPUs since limits were read back, which is every few seconds.
+        self._unset: set[tuple[str, int]] = set()
         # By model: the least additional draw of a GPU once it is allocated, in watts.
         self._least_w: dict[str, float] = {}
         self.refresh(())
@@ -143,13 +228,14 @@ class PowerAdmission:
             if is_other:
                 self._places = BudgetHierarchy(policy)
                 self._drawn = dict.fromkeys(self._places.limits_w, 0)
-                self._shares, self._least_w = {}, {}
+                self._shares, self._limited, self._least_w = {}, {}, {}
                 names = self._state.nodes
         if self.has_budgets:
             for name in names:
                 if name in self._state.nodes:
                     self._count(self._state.nodes[name])
                 else:
+                    self._limited.pop(name, None)
                     self._remove_node(name)
 
     def record_lowered_limit(self, workload_id: str, before_w: float | None) -> None:
@@ -163,8 +249,9 @@ class PowerAdmission:
     def report_limits(self, highest_w: Mapping[str, float]) -> bool:
         """Sets the highest limits read back, by workload, where above the journal's; returns whether watts were freed."""
         before = dict(self._drawn)
-        changed = self._still_w.keys() | highest_w.keys()
+        changed = self._still_w.keys() | highest_w.keys() | {workload_id for workload_id, _ in self._unset}
         self._still_w = dict(highest_w)
+        self._unset.clear()
         known = [found for key in changed if (found := self._state.workloads.get(key)) is not None]
         self.refresh({placement.node_name for workload in known for placement in workload.placements})
         return any(self._drawn[key] < drawn for key, drawn in before.items())
@@ -185,11 +272,8 @@ class PowerAdmission:
 
         `altered` are records that nodes would have by then.
         """
-        freed: dict[str, int] = {}
-        for name, record in altered.items():
-            share = self._shares[name]
-            for key in share.above:
-                freed[key] = freed.get(key, 0) + share.milliwatts - sum(watts for _, watts in self._draws(record))
+        trial = PowerTrial(self)
+        trial.alter(altered.values())
         more: dict[str, int] = {}
         below: dict[str, int] = {}
         taken: set[str] = set()
@@ -200,18 +284,51 @@ class PowerAdmission:
             fresh = set(placement.gpu_uuids) - taken
             taken |= fresh
             added = sum(
-                max(0, self._default(gpu) - drawn[gpu.uuid]) for gpu in record.inventory.gpus if gpu.uuid in fresh
+                max(0, self._boards.default_mw(gpu) - drawn[gpu.uuid])
+                for gpu in record.inventory.gpus
+                if gpu.uuid in fresh
             )
             for key in self._shares[placement.node_name].above:
                 more[key] = more.get(key, 0) + added
                 below[key] = below.get(key, 0) + 1
         found = []
         for key, added in more.items():
-            limit_w, back = self._places.limits_w[key], freed.get(key, 0)
-            if added > 0 and self._drawn[key] - back + added > limit_w * _MILLI:
-                left_w = self.left_w(key) + back / _MILLI
+            limit_w, altered_mw = self._places.limits_w[key], trial.more_mw.get(key, 0)
+            if added > 0 and self._drawn[key] + altered_mw + added > limit_w * _MILLI:
+                left_w = self.left_w(key) - altered_mw / _MILLI
                 found.append(ExceededBudget(key, limit_w, left_w, added / _MILLI, below[key]))
         return found
+
+    def find_share(self, name: str) -> PowerShare:
+        """Returns what a node's GPUs may draw, and the budgets above it."""
+        return self._shares.get(name, _NO_SHARE)
+
+    def sum_draw_mw(self, record: NodeRecord, at_default: Collection[tuple[str, int]]) -> int:
+        """Returns what a node's GPUs may draw; `at_default` are workloads and replicas whose limits are not set yet."""
+        return sum(watts for _, watts in self._draws(record, at_default))
+
+    def find_excess(self, budget: str, more_mw: int) -> ExceededBudget | None:
+        """Returns by how much a budget would be exceeded if so much more were drawn; None if it would not."""
+        limit_w = self._places.limits_w[budget]
+        if more_mw <= 0 or self._drawn[budget] + more_mw <= limit_w * _MILLI:
+            return None
+        return ExceededBudget(budget, limit_w, self.left_w(budget), more_mw / _MILLI, 0)
+
+    def survey(self, names: Iterable[str]) -> PowerSurvey | None:
+        """Copies what the budgets of these nodes leave; None without budgets."""
+        if not self.has_budgets:
+            return None
+        known = list(names)
+        return PowerSurvey(
+            left_mw={
+                key: math.floor(limit_w * _MILLI) - self._drawn[key] for key, limit_w in self._places.limits_w.items()
+            },
+            shares=list(map(self._shares.__getitem__, known)),
+            inventories=list(map(attrgetter("inventory"), map(self._state.nodes.__getitem__, known))),
+            still_w=dict(self._still_w),
+            unset=frozenset(self._unset),
+            catalogue=self._catalogue,
+        )
 
     def list_exhausted_budgets(self, gpu_count: int, models: Sequence[str]) -> set[str]:
         """Returns budgets that leave too little for `gpu_count` more idle GPUs of any of these models to be allocated."""
@@ -221,27 +338,46 @@ class PowerAdmission:
 
     def _remove_node(self, name: str) -> None:
         """Subtracts the draw of a node."""
-        old = self._shares.pop(name, _Share((), 0))
+        old = self._shares.pop(name, _NO_SHARE)
         for key in old.above:
             self._drawn[key] -= old.milliwatts
 
     def _count(self, record: NodeRecord) -> None:
         name = record.inventory.node_name
+        self._find_new_places(record)
         self._remove_node(name)
         for gpu in record.inventory.gpus:
-            more_w = (self._default(gpu) - self._idle(gpu)) / _MILLI
+            more_w = (self._boards.default_mw(gpu) - self._boards.idle_mw(gpu)) / _MILLI
             self._least_w[gpu.model] = min(more_w, self._least_w.get(gpu.model, more_w))
-        share = self._shares[name] = _Share(
-            self._places.budgets_above(record.inventory), sum(watts for _, watts in self._draws(record))
+        share = self._shares[name] = PowerShare(
+            self._places.budgets_above(record.inventory), self.sum_draw_mw(record, _NO_REPLICAS)
         )
         for key in share.above:
             self._drawn[key] += share.milliwatts
 
-    def _draws(self, record: NodeRecord) -> Iterable[tuple[str, int]]:
+    def _find_new_places(self, record: NodeRecord) -> None:
+        """Notes the replicas with a limit that have other GPUs than before: its default holds until it is read back."""
+        name, workloads = record.inventory.node_name, self._state.workloads
+        limited = frozenset(
+            (item.workload_id, item.replica, item.gpu_uuids)
+            for item in record.assignments.values()
+            if workloads[item.workload_id].power_limit_w is not None
+        )
+        # What a node holds when it is first looked at has had its limits before.
+        self._unset.update((key, replica) for key, replica, _ in limited - self._limited.get(name, limited))
+        self._limited[name] = limited
+
+    def _draws(
+        self, record: NodeRecord, at_default: Collection[tuple[str, int]] = _NO_REPLICAS
+    ) -> Iterable[tuple[str, int]]:
         """Yields UUID and allowed draw, in milliwatts, of each GPU of the inventory."""
         limits_w: dict[str, float] = {}
         for item in record.assignments.values():
-            limit_w = self._limit_w(item.workload_id)
+            replica = item.workload_id, item.replica
+            if replica in at_default or replica in self._unset:
+                limit_w = math.inf
+            else:
+                limit_w = find_limit_w(self._state.workloads[item.workload_id], self._still_w)
             for uuid in item.gpu_uuids:
                 limits_w[uuid] = max(limit_w, limits_w.get(uuid, 0.0))
         for uuid in record.externally_used_gpus():
@@ -250,18 +386,38 @@ class PowerAdmission:
             if gpu.lost or gpu.uuid in record.lost_gpus:
                 yield gpu.uuid, 0
             elif gpu.uuid in limits_w:
-                yield gpu.uuid, min(self._default(gpu), math.ceil(min(limits_w[gpu.uuid], 1e9) * _MILLI))
+                yield gpu.uuid, self._boards.allocated_mw(gpu, limits_w[gpu.uuid])
             else:
-                yield gpu.uuid, self._idle(gpu)
+                yield gpu.uuid, self._boards.idle_mw(gpu)
 
-    def _limit_w(self, workload_id: str) -> float:
-        limit_w = self._state.workloads[workload_id].power_limit_w
-        return math.inf if limit_w is None else max(limit_w, self._still_w.get(workload_id, 0.0))
 
-    def _default(self, gpu: Gpu) -> int:
-        board = find_power_limit_range(gpu, self._catalogue)
-        default_w = board.default_w if board is not None else gpu.power_limit_max_w or self._model.gpu(gpu).busy_w
-        return math.ceil(default_w * _MILLI)
+class PowerTrial:
+    """The draw below each budget while copies of nodes change, one after another; the cluster stays as it is."""
 
-    def _idle(self, gpu: Gpu) -> int:
-        return min(self._default(gpu), math.ceil(self._model.gpu(gpu).idle_w * _MILLI))
+    def __init__(self, admission: PowerAdmission) -> None:
+        self._admission = admission
+        self._tried_mw: dict[str, int] = {}  # by node
+        self.more_mw: dict[str, int] = {}  # by budget, more than now
+
+    def alter(self, records: Iterable[NodeRecord], at_default: Collection[tuple[str, int]] = _NO_REPLICAS) -> None:
+        """Counts nodes as these copies are; `at_default` are workloads and replicas whose limits are not set there yet."""
+        for record in records:
+            name = record.inventory.node_name
+            share = self._admission.find_share(name)
+            if share.above:
+                draw_mw = self._admission.sum_draw_mw(record, at_default)
+                more_mw = draw_mw - self._tried_mw.get(name, share.milliwatts)
+                self._tried_mw[name] = draw_mw
+                for key in share.above:
+                    self.more_mw[key] = self.more_mw.get(key, 0) + more_mw
+
+    def describe_problem(self) -> str:
+        """Returns the first budget that is exceeded, and of which more is drawn than now; empty if there is none."""
+        for key, more_mw in self.more_mw.items():
+            lack = self._admission.find_excess(key, more_mw)
+            if lack is not None:
+                return (
+                    f"{describe_budget(key)} has {max(0.0, lack.left_w):,.0f} of its {lack.limit_w:,.0f} W left, and "
+                    f"{lack.more_w:,.0f} W more would be drawn"
+                )
+        return ""
