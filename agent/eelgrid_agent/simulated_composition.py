@@ -80,7 +80,7 @@ class SimulatedAgent:
     layouts: MigService
 
 
-def _identify(spec: NodeSpec, *, runs_processes: bool) -> NodeIdentity:
+def _identify(spec: NodeSpec, *, runs_processes: bool, sets_limits: bool) -> NodeIdentity:
     return NodeIdentity(
         node_name=spec.node_name,
         agent_version=__version__,
@@ -90,6 +90,7 @@ def _identify(spec: NodeSpec, *, runs_processes: bool) -> NodeIdentity:
         topology=spec.topology,
         runs_processes=runs_processes,
         model_data=spec.model_data,
+        sets_limits=sets_limits,
     )
 
 
@@ -128,7 +129,7 @@ def build_simulated_node(
     )
     guard = Guard(spec.node_name, has_control=has_control, local=local, limits=GuardLimits().speed_up(spec.hurry))
     node = AgentNode(
-        _identify(spec, runs_processes=processes is not None),
+        _identify(spec, runs_processes=processes is not None, sets_limits=has_control),
         host=host,
         engine=engine,
         clock=clock,

@@ -17,8 +17,10 @@ from eelgrid_controller.state.events import WorkloadMoved, WorkloadPlaced, Workl
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     BudgetScope,
+    EnforcementMode,
     Mobility,
     Move,
+    PoolMode,
     PowerBudget,
     RecommendMovesRequest,
     ReplicaMove,
@@ -27,35 +29,59 @@ from eelgrid_protos.messages import (
 )
 
 CATALOGUE = catalogue.load_catalogue()
-IDLE_W, DEFAULT_W = 30.0, 300.0
+IDLE_W, LOWEST_W, DEFAULT_W = 30.0, 150.0, 300.0
 RACKS = {"a": "r1", "b": "r1", "c": "r2", "d": ""}
-TOLD = {"power_limit_min_w": 150.0, "power_limit_default_w": DEFAULT_W, "power_limit_max_w": DEFAULT_W}
+TOLD = {"power_limit_min_w": LOWEST_W, "power_limit_default_w": DEFAULT_W, "power_limit_max_w": DEFAULT_W}
 
 
 def v100s(name: str, gpus: int):
     plain = build_node(name, gpus=gpus, model="V100M16", topology=(RACKS[name],) if RACKS[name] else ())
-    return replace(plain, gpus=tuple(replace(gpu, **TOLD) for gpu in plain.gpus))
+    # The agents of c and d set limits.
+    return replace(plain, gpus=tuple(replace(gpu, **TOLD) for gpu in plain.gpus), sets_limits=name in "cd")
 
 
 def below(key: PowerBudget, name: str) -> bool:
     return key.scope is BudgetScope.CLUSTER or key.name in (name, RACKS[name])
 
 
+def kept_w(state: ClusterState, name: str) -> float | None:
+    """The budget of a node that its agent keeps."""
+    own = [one.limit_w for one in state.policy.budgets if one.scope is BudgetScope.NODE and one.name == name]
+    return min(own) if own and state.policy.pools and name in "cd" else None
+
+
+def can_be_kept(state: ClusterState, name: str) -> bool:
+    """Whether the agent of a node can keep its budget, however much its GPUs draw at their limits."""
+    record, limit_w = state.nodes[name], kept_w(state, name)
+    there = [gpu for gpu in record.inventory.gpus if gpu.uuid not in record.lost_gpus]
+    return limit_w is not None and limit_w >= sum(
+        LOWEST_W if record.gpu_milli.get(gpu.uuid) else IDLE_W for gpu in there
+    )
+
+
 def naive_w(state: ClusterState, read_w: dict[str, float], budget: PowerBudget) -> float:
-    """What all GPUs below a budget may draw, one after another."""
+    """What all GPUs below a budget may draw, one after another; of a node whose agent keeps its budget no more than that."""
     total_w = 0.0
-    for name, record in state.nodes.items():
-        for gpu in record.inventory.gpus if below(budget, name) else ():
-            if gpu.uuid in record.lost_gpus:
-                continue
-            holders = [state.workloads[key] for key in record.holders(gpu.uuid)]
-            limits = [
-                DEFAULT_W
-                if one.power_limit_w is None
-                else max(one.power_limit_w, read_w.get(one.workload_id, 0.0), read_w.get(gpu.uuid, 0.0))
-                for one in holders
-            ]
-            total_w += min(DEFAULT_W, max(limits)) if limits else IDLE_W
+    for name in state.nodes:
+        if below(budget, name):
+            node_w, limit_w = naive_node_w(state, read_w, name), kept_w(state, name)
+            total_w += node_w if budget.scope is BudgetScope.NODE or limit_w is None else min(node_w, limit_w)
+    return total_w
+
+
+def naive_node_w(state: ClusterState, read_w: dict[str, float], name: str) -> float:
+    record, total_w = state.nodes[name], 0.0
+    for gpu in record.inventory.gpus:
+        if gpu.uuid in record.lost_gpus:
+            continue
+        holders = [state.workloads[key] for key in record.holders(gpu.uuid)]
+        limits = [
+            DEFAULT_W
+            if one.power_limit_w is None
+            else max(one.power_limit_w, read_w.get(one.workload_id, 0.0), read_w.get(gpu.uuid, 0.0))
+            for one in holders
+        ]
+        total_w += min(DEFAULT_W, max(limits)) if limits else IDLE_W
     return total_w
 
 
@@ -97,12 +123,13 @@ steps = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(budget_lists, st.lists(submissions, min_size=2, max_size=5), steps)
-def test_what_begins_or_moves_passes_no_budget_and_what_could_begin_does(budgets, begun, script):
+@given(budget_lists, st.booleans(), st.lists(submissions, min_size=2, max_size=5), steps)
+def test_what_begins_or_moves_passes_no_budget_and_what_could_begin_does(budgets, is_enforced, begun, script):
     core = Core(ClusterState(), CATALOGUE)
     for name, gpus in (("a", 2), ("b", 1), ("c", 2), ("d", 3)):
         core.register_node(v100s(name, gpus), now_ns=1)
-    core.update_policy(replace(core.state.policy, budgets=tuple(budgets)), now_ns=2)
+    pools = (PoolMode(pool="default", mode=EnforcementMode.ENFORCE),) if is_enforced else ()
+    core.update_policy(replace(core.state.policy, budgets=tuple(budgets), pools=pools), now_ns=2)
     # By workload, and by GPU for work that moved there with a limit.
     read_w: dict[str, float] = {}
     for now_ns, step in enumerate(begun + script, start=3):
@@ -112,7 +139,9 @@ def test_what_begins_or_moves_passes_no_budget_and_what_could_begin_does(budgets
         for budget in core.state.policy.budgets:
             now_w = naive_w(core.state, read_w, budget)
             is_raised = now_w > before.get(budget, now_w) + 1e-6
-            assert not (began and is_raised) or now_w <= budget.limit_w + 1e-6
+            is_kept = budget.scope is BudgetScope.NODE and budget.name in core.state.nodes
+            is_kept = is_kept and can_be_kept(core.state, budget.name)
+            assert not (began and is_raised) or is_kept or now_w <= budget.limit_w + 1e-6
         while core.has_backlog:
             core.retry(now_ns=now_ns)
         _nothing_waits_idly(core, read_w)

@@ -14,9 +14,11 @@ from eelgrid_controller.whatif.decision_record import record_decision, replay_de
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     BudgetScope,
+    EnforcementMode,
     LatencyMetric,
     LatencyObjective,
     Policy,
+    PoolMode,
     PowerBudget,
     ServicePromise,
     WorkloadKind,
@@ -67,6 +69,83 @@ def test_work_waits_for_the_watts_of_its_rack_and_says_so():
     assert "270 W more" in told.remedy
     assert "--budget rack:r1=660W" in told.remedy
     assert phase(core, "first") is WorkloadPhase.PLACED
+
+
+def keeping(
+    *limits_w: float, gpus: int = 2, cluster_w: float = 0.0, is_enforced: bool = True, sets_limits: bool = True
+):
+    """Nodes a, b and so on, whose agents keep a budget each."""
+    names = "abcd"[: len(limits_w)]
+    nodes = [replace(v100s(name, gpus=gpus), sets_limits=sets_limits) for name in names]
+    budgets = [budget(limit_w, on=name) for name, limit_w in zip(names, limits_w, strict=True)]
+    core = build_core(*nodes)
+    mode = EnforcementMode.ENFORCE if is_enforced else EnforcementMode.OBSERVE
+    above = [budget(cluster_w)] if cluster_w else []
+    pools = (PoolMode(pool="default", mode=mode),)
+    core.update_policy(replace(core.state.policy, budgets=(*budgets, *above), pools=pools), now_ns=2)
+    return core
+
+
+@pytest.mark.parametrize(
+    ("limit_w", "how", "starts"),
+    [
+        (599.0, {}, True),
+        # The agent can lower two GPUs to 150 W each, and no further.
+        (300.0, {}, True),
+        (299.0, {}, False),
+        (599.0, {"is_enforced": False}, False),
+        (599.0, {"sets_limits": False}, False),
+    ],
+)
+def test_work_that_its_node_never_holds_at_default_limits_starts_where_the_agent_keeps_the_budget(limit_w, how, starts):
+    core = keeping(limit_w, **how)
+    core.submit(build_request(gpus=2, key="all"), now_ns=3)
+    assert phase(core, "all") is (WorkloadPhase.PLACED if starts else WorkloadPhase.PENDING)
+    if starts:
+        # Nothing more starts beside it: what it may draw is over the budget until its limits are lowered.
+        core.submit(build_request(gpus=1, key="next"), now_ns=4)
+        assert phase(core, "next") is WorkloadPhase.PENDING
+        core.cancel("all", now_ns=5)
+        assert phase(core, "next") is WorkloadPhase.PLACED
+
+
+def test_work_that_fits_at_default_limits_once_other_work_has_ended_waits_for_it():
+    core = keeping(700.0, gpus=4)
+    for key in ("one", "two", "three"):
+        core.submit(build_request(gpus=1, key=key), now_ns=3)
+    assert [phase(core, key) for key in ("one", "two", "three")] == [WorkloadPhase.PLACED] * 2 + [WorkloadPhase.PENDING]
+
+
+@pytest.mark.parametrize(("limit_w", "starts"), [(600.0, True), (599.0, False)])
+def test_others_keep_their_limits_where_work_starts_below_the_default(limit_w, starts):
+    core = keeping(limit_w, gpus=3)
+    core.submit(build_request(gpus=1, key="one"), now_ns=3)
+    core.submit(build_request(gpus=2, key="two"), now_ns=4)
+    assert phase(core, "two") is (WorkloadPhase.PLACED if starts else WorkloadPhase.PENDING)
+
+
+def test_a_node_counts_with_no_more_than_the_budget_that_its_agent_keeps():
+    core = keeping(400.0, 1e5, cluster_w=999.0)
+    for key in ("one", "two"):
+        core.submit(build_request(gpus=2, key=key), now_ns=3)
+    assert [phase(core, key) for key in ("one", "two")] == [WorkloadPhase.PLACED, WorkloadPhase.PENDING]
+    core = keeping(400.0, 1e5, cluster_w=1000.0)
+    core.submit(build_request(gpus=2, key="one"), now_ns=3)
+    assert [place.node_name for place in core.workload("one").placements] == ["a"]
+    core.submit(build_request(gpus=2, key="two"), now_ns=4)
+    assert {phase(core, "one"), phase(core, "two")} == {WorkloadPhase.PLACED}
+    # Without the agent's word the two could draw 1,200 W.
+    core.register_node(v100s("a"), now_ns=5)
+    core.cancel("two", now_ns=6)
+    core.submit(build_request(gpus=2, key="three"), now_ns=7)
+    assert phase(core, "three") is WorkloadPhase.PENDING
+
+
+def test_idle_nodes_that_keep_their_budgets_are_found_behind_one_that_cannot():
+    """The first node in the search cannot be kept within its budget; the second can."""
+    core = keeping(200.0, 200.0, 450.0)
+    core.submit(build_request(gpus=2, key="all"), now_ns=3)
+    assert [place.node_name for place in core.workload("all").placements] == ["c"]
 
 
 def test_it_begins_when_other_work_ends():

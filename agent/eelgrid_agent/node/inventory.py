@@ -57,6 +57,7 @@ class NodeIdentity:
     runs_processes: bool = False
     model_data: tuple[str, ...] = ()
     fence_after_s: float = 0.0
+    sets_limits: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,7 @@ def build_inventory(
         runs_processes=identity.runs_processes,
         model_data=identity.model_data,
         fence_after_s=identity.fence_after_s,
+        sets_limits=identity.sets_limits,
     )
 
 

@@ -36,7 +36,7 @@ from eelgrid_controller.objectives.power.control_events import (
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
 from eelgrid_controller.objectives.power.power_model import is_higher_limit, is_same_limit
 from eelgrid_controller.objectives.services.service_metrics import ScrapeRound
-from eelgrid_controller.placement.power import find_power_limit_range
+from eelgrid_controller.placement.power import find_kept_budget_w, find_power_limit_range
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.engine_reports import ReplicaBounds
 from eelgrid_controller.state.node_allocations import NodeRecord
@@ -321,7 +321,7 @@ def node_readings(telemetry: Telemetry, inventory: Inventory, *, now_s: float, n
 
 
 def unmanaged_draw(core: Core, name: str, unsteered: Container[str], catalogue: Catalogue) -> NodePowerDraw:
-    """The most that the GPUs of a node may draw that no managed job holds."""
+    """The most that the GPUs of a node may draw that no managed job holds, and no more than a budget that its agent keeps."""
     state = core.state
     record = state.nodes[name]
     total_w = 0.0  # also of a node that is lost: what runs there runs on
@@ -338,7 +338,8 @@ def unmanaged_draw(core: Core, name: str, unsteered: Container[str], catalogue: 
         else:
             limits = [one.power_limit_w for one in holders]
             total_w += max(default_w if limit_w is None else limit_w for limit_w in limits)
-    return NodePowerDraw(record.inventory, total_w)
+    kept_w = find_kept_budget_w(state.policy, record.inventory)
+    return NodePowerDraw(record.inventory, total_w if kept_w is None else min(total_w, kept_w))
 
 
 def free_gpus(core: Core, name: str) -> dict[str, int]:

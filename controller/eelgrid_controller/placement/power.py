@@ -16,6 +16,11 @@ highest limits that GPUs may still have, by workload. These reports are no event
 what is decided by them is one. After a restart the journal's limits count until the first report. Sums are in whole
 milliwatts, so that they return exactly to earlier values.
 
+A node's own budget is kept by its agent, from its own measurements within a second, where the agent sets limits in an
+enforced pool (`find_kept_budget_w`). So such a node counts with no more than its budget in those above it; and work that
+its budget could never hold at default limits, whatever else ran there, starts where it can have at least the lowest
+ones: it would wait forever, and the agent divides the watts.
+
 Changes of running work (moves, partitions) are tried on copies of nodes (`PowerTrial`), and may not exceed a budget
 that they draw more of than before. A search for moves takes a copy of what budgets leave (`PowerSurvey`).
 """
@@ -30,10 +35,16 @@ import numpy as np
 
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_controller.state.policy import BudgetHierarchy, describe_budget
+from eelgrid_controller.state.policy import (
+    BudgetHierarchy,
+    describe_budget,
+    get_node_budgets_w,
+    is_pool_enforced,
+    make_budget_key,
+)
 from eelgrid_kernels.arrays import BudgetArrays
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.messages import Gpu, Inventory, Placement, Policy, Workload
+from eelgrid_protos.messages import BudgetScope, Gpu, Inventory, Placement, Policy, Workload
 
 LIMITS_WANTED = 12
 _STEP_W = 25.0
@@ -102,9 +113,19 @@ class PriorPowerModel:
 
 
 _MILLI = 1000
+_NODE_KEY = make_budget_key(BudgetScope.NODE, "")
 # More than any GPU draws.
 _UNLIMITED_W = 1e9
 _NO_REPLICAS: Collection[tuple[str, int]] = frozenset()
+
+
+def find_kept_budget_w(policy: Policy, inventory: Inventory) -> float | None:
+    """Returns the budget that the node's agent keeps by itself, in watts; None if it has none, or cannot lower each GPU."""
+    limit_w = get_node_budgets_w(policy).get(inventory.node_name)
+    if limit_w is None or not inventory.sets_limits or not is_pool_enforced(policy, inventory.pool):
+        return None
+    silent = [gpu for gpu in inventory.gpus if gpu.power_limit_min_w is None or gpu.power_limit_max_w is None]
+    return None if any(not gpu.lost for gpu in silent) else limit_w
 
 
 class ExceededBudget(NamedTuple):
@@ -118,10 +139,17 @@ class ExceededBudget(NamedTuple):
 
 
 class PowerShare(NamedTuple):
-    """The draw of a node, and the budgets to which it is added."""
+    """What the GPUs of a node may draw, the budgets above it, and the budget that its agent keeps."""
 
     above: tuple[str, ...]
     milliwatts: int
+    kept_mw: int | None = None
+    idle_mw: int = 0  # what they draw while nothing holds them
+
+    def counted_mw(self, budget: str, milliwatts: int | None = None) -> int:
+        """Returns what counts of the node, or of it with another draw, in a budget above it."""
+        draw_mw = self.milliwatts if milliwatts is None else milliwatts
+        return draw_mw if self.kept_mw is None or budget.startswith(_NODE_KEY) else min(draw_mw, self.kept_mw)
 
 
 _NO_SHARE = PowerShare((), 0)
@@ -150,16 +178,19 @@ class PowerSurvey(NamedTuple):
             rise_mw=np.zeros((len(slots), width), np.int64),
             fall_mw=np.zeros((len(slots), width), np.int64),
         )
-        for row, (above, _) in enumerate(self.shares):
-            found.above[row, : len(above)] = [numbers[key] for key in above]
-            gpus = {gpu.uuid: gpu for gpu in self.inventories[row].gpus} if above else {}
+        for row, share in enumerate(self.shares):
+            found.above[row, : len(share.above)] = [numbers[key] for key in share.above]
+            gpus = {gpu.uuid: gpu for gpu in self.inventories[row].gpus} if share.above else {}
             for slot, uuid in enumerate(slots[row]):
                 if uuid in gpus:
                     found.rise_mw[row, slot] = boards.default_mw(gpus[uuid]) - boards.idle_mw(gpus[uuid])
         for row, workload, place in held:
+            share = self.shares[row]
+            if share.kept_mw is not None and share.milliwatts > share.kept_mw:
+                continue  # others on the node may draw what it leaves
             is_set = (workload.workload_id, place.replica) not in self.unset
             limit_w = find_limit_w(workload, self.still_w) if is_set else math.inf
-            for gpu in self.inventories[row].gpus if self.shares[row].above else ():
+            for gpu in self.inventories[row].gpus if share.above else ():
                 if gpu.uuid in place.gpu_uuids:
                     fall_mw = boards.allocated_mw(gpu, limit_w) - boards.idle_mw(gpu)
                     found.fall_mw[row, slots[row].index(gpu.uuid)] = fall_mw
@@ -188,6 +219,11 @@ class GpuDraws:
     def idle_mw(self, gpu: Gpu) -> int:
         """Returns its draw while nothing holds it."""
         return min(self.default_mw(gpu), math.ceil(self._model.gpu(gpu).idle_w * _MILLI))
+
+    def lowest_mw(self, gpu: Gpu) -> int:
+        """Returns its draw at the lowest limit that can be set."""
+        board = find_power_limit_range(gpu, self._catalogue)
+        return self.default_mw(gpu) if board is None else math.ceil(board.least_w * _MILLI)
 
     def allocated_mw(self, gpu: Gpu, limit_w: float) -> int:
         """Returns its draw under a power limit."""
@@ -223,7 +259,9 @@ class PowerAdmission:
         """Recounts these nodes; all of them if the budgets have changed."""
         policy = self._state.policy
         if policy is not self._policy:
-            is_other = self._policy is None or policy.budgets != self._policy.budgets
+            before = Policy() if self._policy is None else self._policy
+            # Whether nodes keep their budgets depends on their pools.
+            is_other = (policy.budgets, policy.pools) != (before.budgets, before.pools)
             self._policy = policy
             if is_other:
                 self._places = BudgetHierarchy(policy)
@@ -276,28 +314,43 @@ class PowerAdmission:
         trial.alter(altered.values())
         more: dict[str, int] = {}
         below: dict[str, int] = {}
-        taken: set[str] = set()
-        draws: dict[str, Mapping[str, int]] = {}
+        kept: set[str] = set()
+        by_node: dict[str, list[Placement]] = {}
         for placement in placements:
-            record = altered.get(placement.node_name) or self._state.nodes[placement.node_name]
-            drawn = draws.setdefault(placement.node_name, dict(self._draws(record)))
-            fresh = set(placement.gpu_uuids) - taken
-            taken |= fresh
-            added = sum(
-                max(0, self._boards.default_mw(gpu) - drawn[gpu.uuid])
-                for gpu in record.inventory.gpus
-                if gpu.uuid in fresh
-            )
-            for key in self._shares[placement.node_name].above:
-                more[key] = more.get(key, 0) + added
-                below[key] = below.get(key, 0) + 1
+            by_node.setdefault(placement.node_name, []).append(placement)
+        for name, here in by_node.items():
+            record, share = altered.get(name) or self._state.nodes[name], self._shares[name]
+            drawn = dict(self._draws(record))
+            taken = {uuid for placement in here for uuid in placement.gpu_uuids}
+            gpus = [gpu for gpu in record.inventory.gpus if gpu.uuid in taken]
+            before_mw = sum(drawn.values())
+            after_mw = before_mw + sum(max(0, self._boards.default_mw(gpu) - drawn[gpu.uuid]) for gpu in gpus)
+            for key in share.above:
+                more[key] = more.get(key, 0) + share.counted_mw(key, after_mw) - share.counted_mw(key, before_mw)
+                below[key] = below.get(key, 0) + len(here)
+            if share.kept_mw is not None and self._fits_below_default(record, share.kept_mw, gpus, drawn):
+                kept.add(share.above[0])
         found = []
         for key, added in more.items():
             limit_w, altered_mw = self._places.limits_w[key], trial.more_mw.get(key, 0)
-            if added > 0 and self._drawn[key] + altered_mw + added > limit_w * _MILLI:
+            if added > 0 and key not in kept and self._drawn[key] + altered_mw + added > limit_w * _MILLI:
                 left_w = self.left_w(key) - altered_mw / _MILLI
                 found.append(ExceededBudget(key, limit_w, left_w, added / _MILLI, below[key]))
         return found
+
+    def _fits_below_default(
+        self, record: NodeRecord, kept_mw: int, gpus: Sequence[Gpu], drawn: Mapping[str, int]
+    ) -> bool:
+        """Returns whether a node's budget never holds these GPUs at their default limits, but now at their lowest."""
+        boards, taken = self._boards, {gpu.uuid for gpu in gpus}
+        alone_mw = self._sum_idle_mw(record) + sum(boards.default_mw(gpu) - boards.idle_mw(gpu) for gpu in gpus)
+        others_mw = sum(drawn_mw for uuid, drawn_mw in drawn.items() if uuid not in taken)
+        return alone_mw > kept_mw >= others_mw + sum(map(boards.lowest_mw, gpus))
+
+    def _sum_idle_mw(self, record: NodeRecord) -> int:
+        """Returns what a node's GPUs draw while nothing holds them; of those that are not lost."""
+        there = (gpu for gpu in record.inventory.gpus if not gpu.lost and gpu.uuid not in record.lost_gpus)
+        return sum(map(self._boards.idle_mw, there))
 
     def find_share(self, name: str) -> PowerShare:
         """Returns what a node's GPUs may draw, and the budgets above it."""
@@ -334,13 +387,32 @@ class PowerAdmission:
         """Returns budgets that leave too little for `gpu_count` more idle GPUs of any of these models to be allocated."""
         known = [watts for model, watts in self._least_w.items() if not models or model in models]
         least_w = gpu_count * min(known, default=0.0)
-        return {key for key in self._places.limits_w if self.left_w(key) < least_w - 0.5 / _MILLI}
+        short = {key for key in self._places.limits_w if self.left_w(key) < least_w - 0.5 / _MILLI}
+        return {key for key in short if not self._may_fit_below_default(key, gpu_count, models)}
+
+    def _may_fit_below_default(self, budget: str, gpu_count: int, models: Sequence[str]) -> bool:
+        """Returns whether a budget is that of a node on which so many idle GPUs could be allocated below their default."""
+        name = budget.removeprefix(_NODE_KEY)
+        share, record = self.find_share(name), self._state.nodes.get(name)
+        if share.kept_mw is None or record is None:
+            return False
+        boards = self._boards
+        most_mw = max((boards.default_mw(gpu) - boards.idle_mw(gpu) for gpu in record.inventory.gpus), default=0)
+        if share.idle_mw + gpu_count * most_mw <= share.kept_mw:
+            return False
+        drawn = dict(self._draws(record))
+        idle = [
+            gpu
+            for gpu in record.inventory.gpus
+            if (not models or gpu.model in models) and drawn[gpu.uuid] <= boards.idle_mw(gpu)
+        ]
+        return len(idle) >= gpu_count and self._fits_below_default(record, share.kept_mw, idle[:gpu_count], drawn)
 
     def _remove_node(self, name: str) -> None:
         """Subtracts the draw of a node."""
         old = self._shares.pop(name, _NO_SHARE)
         for key in old.above:
-            self._drawn[key] -= old.milliwatts
+            self._drawn[key] -= old.counted_mw(key)
 
     def _count(self, record: NodeRecord) -> None:
         name = record.inventory.node_name
@@ -349,11 +421,15 @@ class PowerAdmission:
         for gpu in record.inventory.gpus:
             more_w = (self._boards.default_mw(gpu) - self._boards.idle_mw(gpu)) / _MILLI
             self._least_w[gpu.model] = min(more_w, self._least_w.get(gpu.model, more_w))
+        kept_w = find_kept_budget_w(self._state.policy, record.inventory)
         share = self._shares[name] = PowerShare(
-            self._places.budgets_above(record.inventory), self.sum_draw_mw(record, _NO_REPLICAS)
+            self._places.budgets_above(record.inventory),
+            self.sum_draw_mw(record, _NO_REPLICAS),
+            None if kept_w is None else math.floor(kept_w * _MILLI),
+            0 if kept_w is None else self._sum_idle_mw(record),
         )
         for key in share.above:
-            self._drawn[key] += share.milliwatts
+            self._drawn[key] += share.counted_mw(key)
 
     def _find_new_places(self, record: NodeRecord) -> None:
         """Notes the replicas with a limit that have other GPUs than before: its default holds until it is read back."""
@@ -406,9 +482,10 @@ class PowerTrial:
             share = self._admission.find_share(name)
             if share.above:
                 draw_mw = self._admission.sum_draw_mw(record, at_default)
-                more_mw = draw_mw - self._tried_mw.get(name, share.milliwatts)
+                before_mw = self._tried_mw.get(name, share.milliwatts)
                 self._tried_mw[name] = draw_mw
                 for key in share.above:
+                    more_mw = share.counted_mw(key, draw_mw) - share.counted_mw(key, before_mw)
                     self.more_mw[key] = self.more_mw.get(key, 0) + more_mw
 
     def describe_problem(self) -> str:

@@ -74,6 +74,8 @@ class Inventory:
     model_data: Annotated[tuple[RequiredLabel, ...], Many(MODEL_DATA_MOST)] = ()
     # After so long without contact to a controller processes end here; 0 for never.
     fence_after_s: Seconds = 0.0
+    # The agent sets power limits where its pool is enforced, and so keeps the power budget of its node.
+    sets_limits: bool = False
 
     def violations(self) -> Iterator[Violation]:
         """Checks that UUIDs and indexes of devices are distinct."""
