@@ -1,4 +1,4 @@
-"""Progress of a job, for whoever looks at it: `eelctl jobs` and `eelctl get` show the newest report.
+"""Progress of a job: `eelctl jobs` and `eelctl get` show the newest report, and with `total` when it will end by that.
 
     from eelgrid import progress
 
@@ -8,7 +8,8 @@
 
 Needs the standard library only, and no daemon: a report is a small file beside the checkpoints, which the agent reads every
 two seconds, so it may be called in each step. Only the newest is kept. Outside of a job of Eelgrid it does nothing, and no
-failure of it ever reaches the job. Nothing is decided by it; for promises of jobs use `Client.report_progress`.
+failure of it ever reaches the job. Work that waits for the job's GPUs is planned by it; for promises of the job itself use
+`Client.report_progress`.
 """
 
 import contextlib

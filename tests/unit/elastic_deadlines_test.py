@@ -9,7 +9,8 @@ from tests.elastic_rig import MODEL, ElasticSimulation, S
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.events import DeadlineBroken, WorkloadScaled, WorkloadShareChanged
+from eelgrid_controller.state.events import DeadlineBroken, WorkloadScaled
+from eelgrid_controller.state.progress_events import WorkloadShareChanged
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import JobDeadline, WorkloadPhase
 

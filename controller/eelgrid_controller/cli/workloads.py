@@ -325,6 +325,8 @@ def workload_lines(workload: Workload) -> Iterator[str]:
         of = f" of {progress.total}" if progress.total else ""
         metric = "" if progress.metric is None else f", {progress.metric:.6g}"
         yield f"  progress   step {progress.step}{of}{metric}, as it says"
+    if workload.progress_runtime_s is not None and workload.phase is WorkloadPhase.PLACED:
+        yield f"  ends       about {format_time(workload.placed_ns + int(workload.progress_runtime_s * 1e9))}, by its progress"
     if spec.expected_runtime_s is not None:
         yield f"  expected   to run {format_age(spec.expected_runtime_s)}"
     if spec.gang is not None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from eelgrid_controller.core.claimed_starts import may_have_started
 from eelgrid_controller.core.job_control import plan_end
+from eelgrid_controller.core.progress_estimates import ProgressEstimates
 from eelgrid_controller.state.attempts import (
     drop_undurable,
     find_outcome,
@@ -41,6 +42,7 @@ class AttemptReports:
     def __init__(self, state: ClusterState, observers: Sequence[Callable[[AttemptStatus], object]]) -> None:
         """`observers` are called with each status of a current attempt."""
         self._state, self._observers = state, observers
+        self._progress = ProgressEstimates(state)
         self.recovered = RecoveredEnds(state)
         # By node, workload, replica and attempt: what was told of attempts whose start is not known yet.
         self._early: dict[str, dict[tuple[str, int, int], AttemptStatus]] = {}
@@ -74,6 +76,10 @@ class AttemptReports:
                 continue
             for observe in self._observers:
                 observe(status)
+            expected = self._progress.observe(workload, status, now_ns)
+            if expected is not None:
+                do(expected)
+                workload = self._state.workloads[workload.workload_id]
             event = make_attempt_event(workload, status, now_ns)
             if event is None:
                 continue

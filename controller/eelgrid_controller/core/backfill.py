@@ -26,7 +26,7 @@ from eelgrid_controller.core.deadlines import (
     get_earliest_start_ns,
     meets_deadline,
 )
-from eelgrid_controller.core.promise_moves import plan_moves
+from eelgrid_controller.core.promise_moves import find_delay_cause, plan_moves
 from eelgrid_controller.core.reserved_nodes import choose_reserved_nodes, renew_reserved_nodes
 from eelgrid_controller.core.start_search import StartSearch
 from eelgrid_controller.placement.placer import NO_NODES, NO_RECORDS, WorkloadPlacer
@@ -78,10 +78,10 @@ from eelgrid_controller.state.events import (
     WorkloadPromised,
     WorkloadRetried,
     WorkloadScaled,
-    WorkloadShareChanged,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
 from eelgrid_controller.state.pending_reasons import PendingConstraint
+from eelgrid_controller.state.progress_events import RuntimeExpected, WorkloadShareChanged
 from eelgrid_controller.state.runtime_history import uses_presumed_runtimes
 from eelgrid_controller.state.takeover_events import NodeHeard, NodeReconciled, StartsResumed
 from eelgrid_protos.messages import (
@@ -106,6 +106,7 @@ _RELEASES_MOST = 16
 # Events by which nodes may have more room than was expected.
 _WITH_CAPACITY = (
     NodeJoined,
+    RuntimeExpected,
     NodeHeard,
     NodeOccupied,
     NodeReconciled,
@@ -117,10 +118,6 @@ _WITH_CAPACITY = (
     StartsResumed,
     WorkloadMoved,
     WorkloadScaled,
-)
-# What keeps work waiting whatever capacity is reserved for it.
-_LIMITS = frozenset(
-    {PendingConstraint.QUOTA, PendingConstraint.MAX_QUOTA, PendingConstraint.BUDGET, PendingConstraint.SPENDING}
 )
 
 
@@ -173,6 +170,9 @@ class BackfillPlanner:
                 moved = [self._make_kept(self._state.workloads[one.workload_id], event.time_ns) for one in event.starts]
                 new = {one.workload_id: one for one in moved if one is not None}
                 self._reserved = [new.pop(one.workload_id, one) for one in self._reserved]
+            case RuntimeExpected():
+                # Starts wait for other ends than they did.
+                self._is_stale |= bool(self._reserved)
             case NodeLost() | GpuLost() | NodeCordoned():
                 self._is_stale |= any(event.node_name in one.places for one in self._reserved if one.is_kept)
             case NodesRemoved():
@@ -768,33 +768,5 @@ class BackfillPlanner:
 
     def _find_cause(self, workload: Workload, now_ns: int) -> str:
         """Returns why a promised start has become later: the constraint's name, a colon and a sentence."""
-        promise, before = workload.promise, self._before.get(workload.workload_id)
-        for key in promise.waits_for if promise is not None else ():
-            if self.ends.is_overrunning(key, now_ns) or self._is_slower(key, workload, now_ns):
-                return f"overrun: {key} runs for longer than expected"
-        if workload.reason.partition(":")[0] in _LIMITS:
-            return workload.reason
-        places = [] if promise is None else [one.node_name for one in promise.placements]
-        names = sorted({*places, *([] if before is None else before.places)})
-        for name in names:
-            record = self._state.nodes.get(name)
-            if record is None or not record.is_ready:
-                return f"node: {name} is lost"
-            if record.cordon is not None:
-                return f"node: {name} is {record.cordon_reason()}"
-            if not record.is_schedulable:
-                return f"node: {name} takes no work"
-        closed = [
-            one.name
-            for one in list_closing_reservations(self._state, workload, 0 if before is None else before.start_ns)
-        ]
-        if closed:
-            return f"reservation: {closed[0]} holds nodes that it would have started on"
-        return "order: work that goes before it has started, or running work has grown or moved"
-
-    def _is_slower(self, workload_id: str, waiting: Workload, now_ns: int) -> bool:
-        """Returns whether an elastic job ends later than the start that waits for it was promised: it was measured to be slower."""
-        running, promise = self._state.workloads.get(workload_id), waiting.promise
-        if running is None or running.share is None or promise is None:
-            return False
-        return self.ends.get_end_ns(workload_id, now_ns) > promise.start_ns + OVERRUN_TOLERANCE_NS
+        before = self._before.get(workload.workload_id)
+        return find_delay_cause(self._state, self.ends, workload, before, now_ns)

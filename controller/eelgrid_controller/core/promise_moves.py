@@ -1,6 +1,6 @@
-"""Makes room for a deadline by moving promised starts: all of them and the new one are planned anew, and every promise must hold.
+"""Promised starts that move: to make room for a deadline, where every promise must still hold, and why one has become later.
 
-`plan_moves` is a search without effect. Must not know how a start is searched or reserved (start_search.py, backfill.py).
+`plan_moves` is a search without effect; `find_delay_cause` names what delayed a start. Must not know how a start is searched or reserved (start_search.py, backfill.py).
 
 Theory. Kept starts stay where they are, so that work may be refused that would fit if they took other GPUs or other times. A new
 plan gives each in turn its earliest start beside those before it. By the earliest deadline first (EDF) a plan on one machine
@@ -11,13 +11,19 @@ time) is tried too. A plan in which all end by their deadlines is a proof, whate
 from collections.abc import Callable, Sequence
 
 from eelgrid_controller.core.deadlines import get_deadline_ns, meets_deadline
-from eelgrid_controller.queueing.backfill import ReservedStart
-from eelgrid_controller.queueing.runtime_estimates import compute_end_ns, estimate_runtime
+from eelgrid_controller.queueing.backfill import EstimatedEnds, ReservedStart
+from eelgrid_controller.queueing.reservations import list_closing_reservations
+from eelgrid_controller.queueing.runtime_estimates import OVERRUN_TOLERANCE_NS, compute_end_ns, estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.messages import Workload
 
 # Starts that one admission may move: each costs a walk or two of some milliseconds.
 MOVED_MOST = 12
+# What keeps work waiting whatever capacity is reserved for it.
+_LIMITS = frozenset(
+    {PendingConstraint.QUOTA, PendingConstraint.MAX_QUOTA, PendingConstraint.BUDGET, PendingConstraint.SPENDING}
+)
 
 SearchStart = Callable[[Workload, Sequence[ReservedStart]], ReservedStart | None]
 
@@ -71,3 +77,37 @@ def _may_move(waiting: Workload, start: ReservedStart, workload: Workload) -> bo
 
 def _is_same(found: ReservedStart, before: ReservedStart) -> bool:
     return found.start_ns == before.start_ns and found.placements == before.placements
+
+
+def find_delay_cause(
+    state: ClusterState, ends: EstimatedEnds, workload: Workload, before: ReservedStart | None, now_ns: int
+) -> str:
+    """Returns why a promised start has become later: the constraint's name, a colon and a sentence."""
+    promise = workload.promise
+    for key in promise.waits_for if promise is not None else ():
+        if ends.is_overrunning(key, now_ns) or _is_slower(state, ends, key, workload, now_ns):
+            return f"overrun: {key} runs for longer than expected"
+    if workload.reason.partition(":")[0] in _LIMITS:
+        return workload.reason
+    places = [] if promise is None else [one.node_name for one in promise.placements]
+    names = sorted({*places, *([] if before is None else before.places)})
+    for name in names:
+        record = state.nodes.get(name)
+        if record is None or not record.is_ready:
+            return f"node: {name} is lost"
+        if record.cordon is not None:
+            return f"node: {name} is {record.cordon_reason()}"
+        if not record.is_schedulable:
+            return f"node: {name} takes no work"
+    closed = [one.name for one in list_closing_reservations(state, workload, 0 if before is None else before.start_ns)]
+    if closed:
+        return f"reservation: {closed[0]} holds nodes that it would have started on"
+    return "order: work that goes before it has started, or running work has grown or moved"
+
+
+def _is_slower(state: ClusterState, ends: EstimatedEnds, workload_id: str, waiting: Workload, now_ns: int) -> bool:
+    """Returns whether a job whose pace is measured ends later than the start that waits for it was promised."""
+    running, promise = state.workloads.get(workload_id), waiting.promise
+    if running is None or promise is None or (running.share is None and running.progress_runtime_s is None):
+        return False
+    return ends.get_end_ns(workload_id, now_ns) > promise.start_ns + OVERRUN_TOLERANCE_NS

@@ -5,7 +5,9 @@ Pure functions of a workload and the state. Must not know what estimates are use
 Of an elastic job with a promised deadline it follows from what is left and its scaling curve (elastic_shares.py).
 Otherwise, precedence: what the user stated, at most the time limit; the time limit, with the grace after it; the work of a
 training job over the rate that its profile has on as many GPUs; the history of the same user and name; the policy's
-default. The last two count only where the policy names a mode of backfill, and never for
+default. Where a running job is known to take otherwise by what it reports of its progress (core/progress_estimates.py), that
+replaces what is expected of it, at most the time limit with its grace. History, default, and progress without anything that
+it replaces count only where the policy names a mode of backfill, and never for
 inference services, which do not end by themselves. Without any, work is expected to run for ever.
 
 Overrun. Work that goes on past its expected end counts as ending now for the first minute, since ends are reported with a
@@ -21,7 +23,9 @@ from eelgrid_protos.messages import RuntimeEstimate, RuntimeSource, Workload, Wo
 OVERRUN_TOLERANCE_NS = 60_000_000_000
 _OVERRUN_SHARE = 10
 # Sources that are no presumption.
-STATED_SOURCES = frozenset({RuntimeSource.USER, RuntimeSource.TIME_LIMIT, RuntimeSource.PROFILE})
+STATED_SOURCES = frozenset(
+    {RuntimeSource.USER, RuntimeSource.TIME_LIMIT, RuntimeSource.PROFILE, RuntimeSource.PROGRESS}
+)
 _RUN_S = (1.0, 3e8)
 _NS = 1e9
 # Of work that is expected to run for ever.
@@ -33,11 +37,25 @@ SOURCE_NAMES = {
     RuntimeSource.HISTORY: "earlier runs of the same name",
     RuntimeSource.DEFAULT: "the policy's default",
     RuntimeSource.PROFILE: "its work and its profile",
+    RuntimeSource.PROGRESS: "its own progress",
 }
 
 
 def estimate_runtime(workload: Workload, state: ClusterState) -> RuntimeEstimate | None:
     """Returns how long a workload is expected to run from its start, in seconds; None for ever."""
+    found = _estimate_before(workload, state)
+    has_progress = workload.progress_runtime_s is not None and workload.phase is WorkloadPhase.PLACED
+    if workload.share is not None or not has_progress or not (found or uses_presumed_runtimes(state.policy)):
+        return found
+    process = workload.spec.process
+    limit_s = 0.0 if process is None else process.time_limit_s
+    most_s = limit_s + process.grace_s if process is not None and limit_s else _RUN_S[1]
+    expected_s = min(most_s, max(_RUN_S[0], workload.progress_runtime_s or 0.0))
+    return RuntimeEstimate(expected_s=expected_s, source=RuntimeSource.PROGRESS)
+
+
+def _estimate_before(workload: Workload, state: ClusterState) -> RuntimeEstimate | None:
+    """Returns the same as far as it is known without progress."""
     policy, history = state.policy, state.runtimes
     spec = workload.spec
     if workload.share is not None:

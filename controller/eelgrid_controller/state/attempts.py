@@ -111,6 +111,7 @@ def return_to_queue(workload: Workload, event: WorkloadEvicted | WorkloadRetried
         placements=(),
         placed_ns=0,
         power_limit_w=None,
+        progress_runtime_s=None,
         replicas_begun=0,
         attempts=(),
         stopping_ns=0,

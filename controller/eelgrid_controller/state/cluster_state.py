@@ -75,7 +75,6 @@ from eelgrid_controller.state.events import (
     WorkloadReleased,
     WorkloadRetried,
     WorkloadScaled,
-    WorkloadShareChanged,
     WorkloadStopping,
     WorkloadSubmitted,
 )
@@ -106,6 +105,7 @@ from eelgrid_controller.state.node_allocations import (
 from eelgrid_controller.state.nominations import Nominations
 from eelgrid_controller.state.pending_queue import PendingQueue
 from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned, policy_to_plain
+from eelgrid_controller.state.progress_events import RuntimeExpected, WorkloadShareChanged
 from eelgrid_controller.state.queue_usage import QueueUsageState
 from eelgrid_controller.state.runtime_history import RuntimeHistory
 from eelgrid_controller.state.spending import SpendingState
@@ -240,7 +240,7 @@ class ClusterState:
                 touched = self._restood(*apply_move(self.workloads.get(event.workload_id), event), event)
             case WorkloadDeferred() | WorkloadQueueChanged() | WorkloadPromised() | WorkloadHeld() | WorkloadReleased():
                 touched = self._apply_waiting(event)
-            case DeadlineBroken() | WorkloadShareChanged() | PromisesMoved():
+            case DeadlineBroken() | WorkloadShareChanged() | PromisesMoved() | RuntimeExpected():
                 touched = self._apply_deadline_event(event)
             case PreemptionStarted():
                 touched = self._apply_preemption(event)

@@ -1,4 +1,4 @@
-"""What is told of live work with a promised deadline: a broken promise, a start that moved, the share of an elastic job.
+"""What is told of when live work starts and ends: a broken promise, a start that moved, an elastic share, a run time.
 
 Pure functions of a workload and an event. Must not know when either is decided.
 """
@@ -6,11 +6,12 @@ Pure functions of a workload and an event. Must not know when either is decided.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from eelgrid_controller.state.events import DeadlineBroken, MovedStart, PromisesMoved, WorkloadShareChanged
+from eelgrid_controller.state.events import DeadlineBroken, MovedStart, PromisesMoved
 from eelgrid_controller.state.node_allocations import ContradictoryEvent
+from eelgrid_controller.state.progress_events import RuntimeExpected, WorkloadShareChanged
 from eelgrid_protos.messages import DeadlineBreach, Workload, WorkloadPhase
 
-DeadlineEvent = DeadlineBroken | WorkloadShareChanged | PromisesMoved
+DeadlineEvent = DeadlineBroken | WorkloadShareChanged | PromisesMoved | RuntimeExpected
 
 
 def apply_deadline_event(workloads: Mapping[str, Workload], event: DeadlineEvent) -> list[Workload]:
@@ -20,6 +21,10 @@ def apply_deadline_event(workloads: Mapping[str, Workload], event: DeadlineEvent
     workload = workloads.get(event.workload_id)
     if workload is None or workload.phase.is_ended:
         raise ContradictoryEvent(f"workload {event.workload_id} is not there or has ended")
+    if isinstance(event, RuntimeExpected):
+        if workload.phase is not WorkloadPhase.PLACED:
+            raise ContradictoryEvent(f"workload {event.workload_id} does not run")
+        return [replace(workload, progress_runtime_s=event.runtime_s)]
     if isinstance(event, DeadlineBroken):
         if workload.deadline_breach is not None:
             raise ContradictoryEvent(f"workload {event.workload_id} has no deadline to break")

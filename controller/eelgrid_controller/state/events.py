@@ -33,6 +33,7 @@ from eelgrid_controller.state.journal import (
     omit_defaults,
 )
 from eelgrid_controller.state.policy import policy_to_plain
+from eelgrid_controller.state.progress_events import RuntimeExpected, WorkloadShareChanged
 from eelgrid_controller.state.spending import OverspentLimit
 from eelgrid_controller.state.takeover_events import (
     ControllerStarted,
@@ -473,18 +474,6 @@ class DeadlineBroken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadShareChanged:
-    """The share of a live elastic job changed: its progress was measured, or while it waits it was given another size.
-
-    A pending one is no longer promised the start that it had.
-    """
-
-    time_ns: Nanoseconds
-    workload_id: Identifier
-    share: ElasticShare
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadStopping:
     """The processes of a placed workload must end; it holds its devices until the end of each was reported."""
 
@@ -620,6 +609,7 @@ Event = (
     | DeadlineBroken
     | WorkloadShareChanged
     | PromisesMoved
+    | RuntimeExpected
 )
 
 # Kinds in the journal; a kind is never reused with another meaning.
@@ -668,6 +658,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "deadline_broken": DeadlineBroken,
     "workload_share_changed": WorkloadShareChanged,
     "promises_moved": PromisesMoved,
+    "runtime_expected": RuntimeExpected,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _WITH_WORDS = (

@@ -34,11 +34,11 @@ from eelgrid_controller.state.events import (
     WorkloadPlaced,
     WorkloadRetried,
     WorkloadScaled,
-    WorkloadShareChanged,
 )
 from eelgrid_controller.state.journal import JournalSanitizer
 from eelgrid_controller.state.mig_layouts import find_layout_problem, find_slice_device, find_slices_problem
 from eelgrid_controller.state.policy import get_node_budgets_w, is_pool_enforced, is_pool_partitioned
+from eelgrid_controller.state.progress_events import RuntimeExpected, WorkloadShareChanged
 from eelgrid_controller.state.takeover_events import NodeAhead, NodeReconciled
 from eelgrid_protos.messages import (
     Assignment,
@@ -597,6 +597,7 @@ def list_affected_workloads(event: Event) -> tuple[str, ...]:
             | WorkloadCompleted()
             | WorkloadRetried()
             | WorkloadShareChanged()
+            | RuntimeExpected()
         ):
             return (event.workload_id,)
         case PartitionsPlanned():

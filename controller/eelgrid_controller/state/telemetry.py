@@ -64,7 +64,7 @@ PROGRESS_MOST = 10_000
 
 
 class ProgressReports:
-    """The newest progress that processes reported of themselves, by workload; nothing is decided by it."""
+    """The newest progress that processes reported of themselves, by workload, for whoever looks at it."""
 
     def __init__(self) -> None:
         self._newest: OrderedDict[str, JobProgress] = OrderedDict()

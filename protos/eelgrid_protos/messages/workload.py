@@ -427,6 +427,7 @@ class RuntimeSource(OpenEnum):
     HISTORY = 3
     DEFAULT = 4
     PROFILE = 5
+    PROGRESS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -545,6 +546,8 @@ class Workload:
     requeuing: bool = False
     # How many of its attempts ended since their node failed, and were followed by another.
     node_faults: Count = 0
+    # How long this run takes in all, by what its first process reports of its progress; None while that is not known.
+    progress_runtime_s: Seconds | None = None
 
     @property
     def returns_to_queue(self) -> bool:
