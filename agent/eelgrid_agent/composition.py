@@ -310,9 +310,8 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
     energy = _node_energy(config, kubelet)
     host = MachineHost()
     identity = NodeIdentity(
-        node_name=config.node_name or host.name(), agent_version=__version__, pool=config.pool,
-        labels=dict(config.labels), topology=config.topology, runs_processes=config.run_processes,
-        sets_limits=not observe_only,
+        node_name=config.node_name or host.name(), agent_version=__version__, pool=config.pool, labels=dict(config.labels),
+        topology=config.topology, runs_processes=config.run_processes, sets_limits=not observe_only,
     )  # fmt: skip
     check_budget_reach(config.power_budget_w, identity.node_name, first.gpus)
     local = LocalPolicy(power_budget_w=config.power_budget_w, enforce=config.power_budget_w is not None)
