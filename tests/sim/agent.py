@@ -228,7 +228,13 @@ class Agent:
         first = survey_devices(self.device)
         self.engine = SimulatedEngine((gpu.identity for gpu in self.device.devices), self._set_load)
         identity = NodeIdentity(
-            node_name=self.name, agent_version="0", pool=self.spec.pool, labels=self.spec.labels, simulated=True
+            node_name=self.name,
+            agent_version="0",
+            pool=self.spec.pool,
+            labels=self.spec.labels,
+            simulated=True,
+            # Of every second node, so that budgets are kept on some.
+            sets_limits=self.name[-1] in "02468",
         )
         drawn: list[int] = []
         node = AgentNode(

@@ -21,8 +21,10 @@ import math
 
 from eelgrid_agent.simulation.gpu import SimHealth
 from eelgrid_controller.clock import RecentLatencies
+from eelgrid_controller.placement.power import PowerAdmission
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.codec import encode_message
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import (
@@ -61,6 +63,7 @@ def check_state(controller: Controller, agents: list[Agent], ledger: Ledger) -> 
         f"live revision {state.revision} beside {ledger.shadow.revision} committed entries",
     )
     _check_capacity(state)
+    _check_power(life)
     _check_promises(state, ledger)
     if ledger.rollbacks:
         _check_exclusive(state, agents, ledger)
@@ -76,6 +79,15 @@ def check_state(controller: Controller, agents: list[Agent], ledger: Ledger) -> 
         planned = {(item.workload_id, item.replica, item.gpu_uuids) for item in plan.assignments}
         demand(4, planned == wanted, f"the plan of {name} is not what was placed on it")
     demand(3, state.digest() == ledger.shadow.digest(), f"replay of {state.revision} entries is not the live state")
+
+
+def _check_power(life: Life) -> None:
+    """1: what nodes may draw, and what budgets leave, is as if it were counted anew; no limits are set here."""
+    state, names = life.core.state, list(life.core.state.nodes)
+    kept, anew = life.core._chooser.allowance.survey(names), PowerAdmission(state, load_catalogue()).survey(names)
+    if kept is not None and anew is not None:
+        demand(1, kept.left_mw == anew.left_mw, f"budgets leave {anew.left_mw}, counted as {kept.left_mw}")
+        demand(1, kept.shares == anew.shares, f"nodes draw {anew.shares}, counted as {kept.shares}")
 
 
 def _check_exclusive(state: ClusterState, agents: list[Agent], ledger: Ledger) -> None:

@@ -88,6 +88,20 @@ def test_services_reclaim_and_elastic_jobs_give_back_under_faults():
     raise AssertionError(found)
 
 
+@pytest.mark.parametrize("seed", [676, 896])
+def test_what_budgets_leave_is_counted_as_if_anew_while_an_agent_keeps_one(seed):
+    """The invariant on power, where work has started that its node's budget never holds at default limits."""
+    world, kept = World(seed, parts=Parts()), 0
+    world.begin()
+    for _ in range(STEPS):
+        world.step()
+        core = None if world.controller.life is None else world.controller.life.core
+        power = None if core is None else core._chooser.allowance.survey(core.state.nodes)
+        shares = () if power is None else power.shares
+        kept += any(share.kept_mw is not None and share.milliwatts > share.kept_mw for share in shares)
+    assert kept >= 20
+
+
 def _trace(seed: int, parts: Parts) -> str:
     world = World(seed, parts=parts)
     world.begin()

@@ -23,6 +23,7 @@ from eelgrid_protos.messages import (
     OBJECTIVES,
     ApplyMovesRequest,
     ApplyMovesResponse,
+    BudgetScope,
     CancelWorkloadRequest,
     CancelWorkloadResponse,
     DrainNodeRequest,
@@ -33,6 +34,7 @@ from eelgrid_protos.messages import (
     Mobility,
     Policy,
     PoolMode,
+    PowerBudget,
     PreemptionReclaim,
     PreemptionWithin,
     Queue,
@@ -70,6 +72,8 @@ _DOUBLE_P = 0.04
 _GIB = 2**30
 # The last digit of seeds whose clusters have queues.
 QUEUES_AT = 8
+# And of those whose policies have power budgets.
+BUDGETS_AT = 6
 _ELASTIC = TrainingPromise(profile="p", slowdown_most=0.1, replicas_least=1, replicas_most=5)
 _QUEUES = (
     Queue(name="all"),
@@ -127,10 +131,14 @@ class Users:
         self.refusals = 0
         # A tenth of all clusters have queues: services that lend to jobs, and reclaim; the others are as they always were.
         self._has_queues = timeline.seed % 10 == QUEUES_AT
+        self._has_budgets = timeline.seed % 10 == BUDGETS_AT
 
     def act(self) -> None:
         """Somebody does something."""
-        if self._has_queues and not self._ledger.policy.queues and self._rng.random() < 0.5:
+        wants_policy = (self._has_queues and not self._ledger.policy.queues) or (
+            self._has_budgets and not self._ledger.policy.budgets
+        )
+        if wants_policy and self._rng.random() < 0.5:
             self._change_policy()
             return
         kind = self._rng.choices(
@@ -345,7 +353,21 @@ class Users:
             send_interval_s=rng.choice((1.0, 2.0, 5.0)),
             sample_interval_s=rng.choice((0.5, 1.0, 2.0)),
             queues=_QUEUES if self._has_queues else (),
+            budgets=self._draw_budgets() if self._has_budgets else (),
         )
+
+    def _draw_budgets(self) -> tuple[PowerBudget, ...]:
+        """None, or a part of what GPUs draw at their default limits, on some nodes and in the cluster."""
+        rng, drawn = self._rng, list[PowerBudget]()
+        whole_w = 0.0
+        for name, record in sorted(self._ledger.shadow.nodes.items()):
+            default_w = sum(gpu.power_limit_default_w or 0.0 for gpu in record.inventory.gpus)
+            whole_w += default_w
+            if rng.random() < 0.7:
+                limit_w = rng.choice((0.4, 0.7, 1.1)) * default_w
+                drawn.append(PowerBudget(scope=BudgetScope.NODE, name=name, limit_w=limit_w))
+        drawn.append(PowerBudget(scope=BudgetScope.CLUSTER, limit_w=rng.choice((0.5, 0.8)) * whole_w))
+        return tuple(drawn[: rng.randint(0, len(drawn))])
 
     def _policy_answered(self, answer: Any) -> None:
         if isinstance(answer, UpdatePolicyResponse):

@@ -22,7 +22,7 @@ from tests.sim.life import Life
 from tests.sim.network import Network, Weather
 from tests.sim.ticks import TickBook
 from tests.sim.timeline import Timeline
-from tests.sim.users import Users
+from tests.sim.users import BUDGETS_AT, Users
 
 __all__ = ["Failure", "Parts", "World", "run"]
 
@@ -39,6 +39,7 @@ _PRODUCTS = (
     ("h100-sxm5-80gb", "H100"),
     ("a100-sxm4-40gb", "A100"),
 )
+_LIMITED_PRODUCTS = _PRODUCTS[3:]
 
 
 class Failure(AssertionError):
@@ -125,9 +126,11 @@ class World:
 
     def _spec(self, index: int) -> NodeSpec:
         rng = self.timeline.rng
+        # Where power budgets are kept, GPUs say what limits they take.
+        products = _LIMITED_PRODUCTS if self.timeline.seed % 10 == BUDGETS_AT else _PRODUCTS
         gpus = tuple(
             GpuSpec(product=product, model=model, sensor_gain=rng.choice((0.95, 1.0, 1.05)))
-            for product, model in (rng.choice(_PRODUCTS) for _ in range(rng.randint(0, 4)))
+            for product, model in (rng.choice(products) for _ in range(rng.randint(0, 4)))
         )
         return NodeSpec(
             node_name=f"n{index}",
