@@ -12,6 +12,7 @@ from eelgrid_controller.placement.remedies import (
     AllowModels,
     AskForLess,
     EndWorkloads,
+    EnforcePools,
     OpenNodes,
     PendingCase,
     ProvisionNodes,
@@ -23,7 +24,15 @@ from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_controller.state.policy import make_budget_key
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
-from eelgrid_protos.messages import BudgetScope, PowerBudget, SubmitWorkloadRequest, Weights, WorkloadPhase
+from eelgrid_protos.messages import (
+    BudgetScope,
+    EnforcementMode,
+    PoolMode,
+    PowerBudget,
+    SubmitWorkloadRequest,
+    Weights,
+    WorkloadPhase,
+)
 
 MODELS = ("G2", "A10", "V100M16")
 KEY = "wanted"
@@ -46,7 +55,10 @@ def nodes(draw, name):
         topology=(draw(st.sampled_from(["r1", "r2"])),),
     )
     cut = draw(st.sampled_from([0, 0, 0, 1, 2]))
-    return replace(node, gpus=tuple(replace(gpu, mig_enabled=gpu.index < cut) for gpu in node.gpus))
+    limits = {"power_limit_min_w": 40.0, "power_limit_default_w": 150.0, "power_limit_max_w": 150.0}
+    limits = limits if draw(st.booleans()) else {}
+    gpus = tuple(replace(gpu, mig_enabled=gpu.index < cut, **limits) for gpu in node.gpus)
+    return replace(node, gpus=gpus, sets_limits=draw(st.booleans()))
 
 
 @st.composite
@@ -159,6 +171,9 @@ def carry_out(core, step):
                     core.register_node(record.inventory, now_ns=8)
                 else:
                     core.update_external_usage(name, replace(record.others, closed=""), now_ns=8)
+        case EnforcePools():
+            modes = tuple(PoolMode(pool=pool, mode=EnforcementMode.ENFORCE) for pool in step.pools)
+            core.update_policy(replace(core.state.policy, pools=modes), now_ns=8)
         case RaiseBudgets():
             core.update_policy(raise_budgets(core.state.policy, step.limits_w), now_ns=8)
         case ProvisionNodes():

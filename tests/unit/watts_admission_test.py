@@ -109,6 +109,17 @@ def test_work_that_its_node_never_holds_at_default_limits_starts_where_the_agent
         assert phase(core, "next") is WorkloadPhase.PLACED
 
 
+def test_who_waits_for_watts_that_an_agent_could_keep_is_told_to_enforce_its_pool():
+    core = keeping(450.0, is_enforced=False)
+    core.submit(build_request(gpus=2, key="all"), now_ns=3)
+    remedy = core.explain_workload("all").remedy
+    assert "node a has 390 of its 450 W left" in remedy
+    assert "Or eelctl policy set --pool-mode default=enforce: the agent of node a then keeps the budget there" in remedy
+    pools = (PoolMode(pool="default", mode=EnforcementMode.ENFORCE),)
+    core.update_policy(replace(core.state.policy, pools=pools), now_ns=4)
+    assert phase(core, "all") is WorkloadPhase.PLACED
+
+
 def test_work_that_fits_at_default_limits_once_other_work_has_ended_waits_for_it():
     core = keeping(700.0, gpus=4)
     for key in ("one", "two", "three"):

@@ -23,6 +23,7 @@ from eelgrid_controller.placement.remedies import (
     AllowModels,
     AskForLess,
     EndWorkloads,
+    EnforcePools,
     NodeGaps,
     NodeShortage,
     OpenNodes,
@@ -188,6 +189,10 @@ def _describe_step(spec: WorkloadSpec, step: RemedyStep) -> str:
             return f"eelctl uncordon {targets}: there is room for it on GPUs that an operator cordoned"
         case RaiseBudgets():
             return f"eelctl policy set {' '.join(_format_budget(key, limit_w) for key, limit_w in step.limits_w)}"
+        case EnforcePools():
+            names = _format_names([f"node {name}" for name in step.node_names])
+            modes = " ".join(f"--pool-mode {pool}=enforce" for pool in step.pools)
+            return f"eelctl policy set {modes}: the agent of {names} then keeps the budget there by itself"
         case ProvisionNodes():
             each = "" if step.count == 1 else ", each"
             return (

@@ -44,7 +44,7 @@ from eelgrid_controller.state.policy import (
 )
 from eelgrid_kernels.arrays import BudgetArrays
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.messages import BudgetScope, Gpu, Inventory, Placement, Policy, Workload
+from eelgrid_protos.messages import BudgetScope, Gpu, Inventory, Placement, Policy, Workload, resolve_pool
 
 LIMITS_WANTED = 12
 _STEP_W = 25.0
@@ -119,10 +119,14 @@ _UNLIMITED_W = 1e9
 _NO_REPLICAS: Collection[tuple[str, int]] = frozenset()
 
 
-def find_kept_budget_w(policy: Policy, inventory: Inventory) -> float | None:
-    """Returns the budget that the node's agent keeps by itself, in watts; None if it has none, or cannot lower each GPU."""
+def find_kept_budget_w(policy: Policy, inventory: Inventory, enforced: Collection[str] = ()) -> float | None:
+    """Returns the budget that the node's agent keeps by itself, in watts; None if it has none, or cannot lower each GPU.
+
+    `enforced` are pools to be thought of as enforced.
+    """
     limit_w = get_node_budgets_w(policy).get(inventory.node_name)
-    if limit_w is None or not inventory.sets_limits or not is_pool_enforced(policy, inventory.pool):
+    is_enforced = is_pool_enforced(policy, inventory.pool) or resolve_pool(inventory.pool) in enforced
+    if limit_w is None or not inventory.sets_limits or not is_enforced:
         return None
     silent = [gpu for gpu in inventory.gpus if gpu.power_limit_min_w is None or gpu.power_limit_max_w is None]
     return None if any(not gpu.lost for gpu in silent) else limit_w
@@ -304,11 +308,14 @@ class PowerAdmission:
         return () if share is None else share.above
 
     def list_exceeded_budgets(
-        self, placements: Sequence[Placement], altered: Mapping[str, NodeRecord] = MappingProxyType({})
+        self,
+        placements: Sequence[Placement],
+        altered: Mapping[str, NodeRecord] = MappingProxyType({}),
+        enforced: Collection[str] = (),
     ) -> list[ExceededBudget]:
         """Returns the budgets that these placements would exceed, the nearest to their nodes first.
 
-        `altered` are records that nodes would have by then.
+        `altered` are records that nodes would have by then, and `enforced` pools that would be enforced.
         """
         trial = PowerTrial(self)
         trial.alter(altered.values())
@@ -325,10 +332,11 @@ class PowerAdmission:
             gpus = [gpu for gpu in record.inventory.gpus if gpu.uuid in taken]
             before_mw = sum(drawn.values())
             after_mw = before_mw + sum(max(0, self._boards.default_mw(gpu) - drawn[gpu.uuid]) for gpu in gpus)
+            then = self._find_kept_share(record, share, enforced) if enforced else share
             for key in share.above:
-                more[key] = more.get(key, 0) + share.counted_mw(key, after_mw) - share.counted_mw(key, before_mw)
+                more[key] = more.get(key, 0) + then.counted_mw(key, after_mw) - share.counted_mw(key, before_mw)
                 below[key] = below.get(key, 0) + len(here)
-            if share.kept_mw is not None and self._fits_below_default(record, share.kept_mw, gpus, drawn):
+            if then.kept_mw is not None and self._fits_below_default(record, then.kept_mw, gpus, drawn):
                 kept.add(share.above[0])
         found = []
         for key, added in more.items():
@@ -337,6 +345,11 @@ class PowerAdmission:
                 left_w = self.left_w(key) - altered_mw / _MILLI
                 found.append(ExceededBudget(key, limit_w, left_w, added / _MILLI, below[key]))
         return found
+
+    def _find_kept_share(self, record: NodeRecord, share: PowerShare, enforced: Collection[str]) -> PowerShare:
+        """Returns the share of a node that kept its budget if these pools were enforced."""
+        kept_w = find_kept_budget_w(self._state.policy, record.inventory, enforced)
+        return share._replace(kept_mw=None if kept_w is None else math.floor(kept_w * _MILLI))
 
     def _fits_below_default(
         self, record: NodeRecord, kept_mw: int, gpus: Sequence[Gpu], drawn: Mapping[str, int]

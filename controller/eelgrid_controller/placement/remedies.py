@@ -27,8 +27,9 @@ from eelgrid_controller.placement.snapshot import Snapshot, count_room, limit_to
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import CORDONED_BY_ENGINE
 from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.policy import is_pool_enforced
 from eelgrid_kernels.node_cost import GPU_PLACEABLE, replica_room
-from eelgrid_protos.messages import Gpu, NodeState, Placement, ResourceRequest, WorkloadSpec
+from eelgrid_protos.messages import Gpu, NodeState, Placement, ResourceRequest, WorkloadSpec, resolve_pool
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE, MIB
 
 # How many replicas of one workload are made room for, one after another.
@@ -106,6 +107,14 @@ class RaiseBudgets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnforcePools:
+    """The mode of these pools is enforce, so that the agents of these nodes keep their power budgets."""
+
+    pools: tuple[str, ...]
+    node_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProvisionNodes:
     """So many nodes join, each with free what one replica asks for."""
 
@@ -114,7 +123,15 @@ class ProvisionNodes:
 
 
 RemedyStep = (
-    EndWorkloads | AskForLess | AllowModels | SwitchMigOff | OpenNodes | UncordonGpus | RaiseBudgets | ProvisionNodes
+    EndWorkloads
+    | AskForLess
+    | AllowModels
+    | SwitchMigOff
+    | OpenNodes
+    | UncordonGpus
+    | RaiseBudgets
+    | EnforcePools
+    | ProvisionNodes
 )
 # Steps that place the workload if all of them are taken.
 Remedy = tuple[RemedyStep, ...]
@@ -332,6 +349,9 @@ class _RemedySearch:
         limits = self._limits_to_raise(AlteredNodes())
         if limits.limits_w:
             yield (limits,)
+        enforced = self._pools_to_enforce()
+        if enforced is not None:
+            yield (enforced,)
         ended = self._end_for_watts()
         if ended:
             yield from self._verify(self._without(AlteredNodes(), ended), EndWorkloads(workload_ids=ended))
@@ -648,6 +668,16 @@ class _RemedySearch:
         return RaiseBudgets(
             limits_w=tuple((lack.budget, float(math.ceil(lack.limit_w - lack.left_w + lack.more_w))) for lack in lacks)
         )
+
+    def _pools_to_enforce(self) -> EnforcePools | None:
+        """Returns the pools whose agents would keep the budgets in the way, where the workload would go without any."""
+        placements = self._places_without_budgets(AlteredNodes())
+        names = tuple(dict.fromkeys(placement.node_name for placement in placements))
+        pools = {resolve_pool(self._state.nodes[name].inventory.pool) for name in names}
+        pools = {pool for pool in pools if not is_pool_enforced(self._state.policy, pool)}
+        if not pools or self._placer.allowance.list_exceeded_budgets(placements, enforced=pools):
+            return None
+        return EnforcePools(pools=tuple(sorted(pools)), node_names=names)
 
     def _end_for_watts(self) -> tuple[str, ...]:
         """Returns workloads whose end leaves the watts, none of them in vain; empty if none do."""

@@ -269,7 +269,10 @@ def _find_mixed_reclaims(queues: tuple[Queue, ...], parents: Mapping[str, str]) 
 def changes_starts(before: Policy, after: Policy) -> bool:
     """Returns whether pending work may start under one policy that waits under the other, spending limits aside."""
     names = ("budgets", "queues", "backfill", "default_runtime_s", "reservations", "capacity_hold_s")
-    return any(getattr(before, name) != getattr(after, name) for name in names)
+    if any(getattr(before, name) != getattr(after, name) for name in names):
+        return True
+    # Agents of enforced pools keep the budgets of their nodes by themselves.
+    return bool(after.budgets) and before.pools != after.pools
 
 
 def policy_to_plain(policy: Policy) -> dict[str, Any]:
