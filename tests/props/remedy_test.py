@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from tests.builders.cluster import build_core, build_node, build_request
 
@@ -197,6 +197,52 @@ def test_each_remedy_places_the_work(core):
         trial = Core(core.state.copy(), known())
         keys = {carry_out(trial, step) for step in remedy} - {KEY} or {KEY}
         assert {trial.workload(key).phase for key in keys} == {WorkloadPhase.PLACED}, remedy
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.sampled_from([0.3, 0.6, 0.9, 1.1])), min_size=1, max_size=3),
+    st.sampled_from([None, 0.5, 0.8]),
+    st.lists(st.integers(1, 4), min_size=1, max_size=6),
+)
+def test_the_pools_to_enforce_that_are_named_place_the_work_where_it_is_said(sizes, above, wanted):
+    """Whole GPUs under budgets of nodes, and of the cluster, that agents would keep."""
+    limits = {"power_limit_min_w": 40.0, "power_limit_default_w": 150.0, "power_limit_max_w": 150.0}
+    plain = [build_node(f"n{number}", gpus=gpus, cpu=64, memory_gib=256) for number, (gpus, _) in enumerate(sizes)]
+    core = build_core(
+        *(replace(one, sets_limits=True, gpus=tuple(replace(gpu, **limits) for gpu in one.gpus)) for one in plain)
+    )
+    budgets = [
+        PowerBudget(scope=BudgetScope.NODE, name=f"n{number}", limit_w=150.0 * gpus * share)
+        for number, (gpus, share) in enumerate(sizes)
+    ]
+    if above is not None:
+        whole_w = 150.0 * sum(gpus for gpus, _ in sizes)
+        budgets.append(PowerBudget(scope=BudgetScope.CLUSTER, limit_w=above * whole_w))
+    weights = Weights(power=1.0, fragmentation_w=0.0, stranding_w=0.0)
+    policy = replace(core.state.policy, objective="custom", weights=weights, budgets=tuple(budgets))
+    core.update_policy(policy, now_ns=2)
+    for number, gpus in enumerate(wanted):
+        key = f"w{number}"
+        try:
+            waits = core.submit(build_request(gpus=gpus, key=key), now_ns=3).result
+        except InvalidArgument:
+            continue
+        if waits.phase is not WorkloadPhase.PENDING:
+            continue
+        placer = core._chooser
+        decision = placer.decide_placement(waits.spec, workload_id=key)
+        ways = list_remedies(PendingCase(key, waits.spec, core.state, placer), decision)
+        enforced = [way[0] for way in ways if isinstance(way[0], EnforcePools)]
+        trial = Core(core.state.copy(), known())
+        modes = (PoolMode(pool="default", mode=EnforcementMode.ENFORCE),)
+        trial.update_policy(replace(trial.state.policy, pools=modes), now_ns=4)
+        places = [place.node_name for place in trial.workload(key).placements]
+        assert not enforced or places
+        event(f"named {bool(enforced)}, placed {bool(places)}")
+        if enforced:
+            assert places == list(enforced[0].node_names)
+        core.cancel(key, now_ns=4)
 
 
 @settings(max_examples=100, deadline=None)
