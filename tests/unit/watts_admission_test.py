@@ -145,9 +145,18 @@ def test_a_node_counts_with_no_more_than_the_budget_that_its_agent_keeps():
     assert [place.node_name for place in core.workload("one").placements] == ["a"]
     core.submit(build_request(gpus=2, key="two"), now_ns=4)
     assert {phase(core, "one"), phase(core, "two")} == {WorkloadPhase.PLACED}
+    # Of a lost node nobody knows whether its agent runs.
+    core.cancel("two", now_ns=5)
+    core.mark_node_lost("a", now_ns=5)
+    core.submit(build_request(gpus=2, key="late"), now_ns=5)
+    assert phase(core, "late") is WorkloadPhase.PENDING
+    core.register_node(core.state.nodes["a"].inventory, now_ns=5)
+    assert phase(core, "late") is WorkloadPhase.PLACED
+    core.cancel("late", now_ns=5)
+    core.submit(build_request(gpus=2, key="two-again"), now_ns=5)
     # Without the agent's word the two could draw 1,200 W.
     core.register_node(v100s("a"), now_ns=5)
-    core.cancel("two", now_ns=6)
+    core.cancel("two-again", now_ns=6)
     core.submit(build_request(gpus=2, key="three"), now_ns=7)
     assert phase(core, "three") is WorkloadPhase.PENDING
 

@@ -338,7 +338,7 @@ def unmanaged_draw(core: Core, name: str, unsteered: Container[str], catalogue: 
         else:
             limits = [one.power_limit_w for one in holders]
             total_w += max(default_w if limit_w is None else limit_w for limit_w in limits)
-    kept_w = find_kept_budget_w(state.policy, record.inventory)
+    kept_w = find_kept_budget_w(state.policy, record)
     return NodePowerDraw(record.inventory, total_w if kept_w is None else min(total_w, kept_w))
 
 

@@ -44,7 +44,7 @@ from eelgrid_controller.state.policy import (
 )
 from eelgrid_kernels.arrays import BudgetArrays
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.messages import BudgetScope, Gpu, Inventory, Placement, Policy, Workload, resolve_pool
+from eelgrid_protos.messages import BudgetScope, Gpu, Inventory, NodeState, Placement, Policy, Workload, resolve_pool
 
 LIMITS_WANTED = 12
 _STEP_W = 25.0
@@ -119,14 +119,15 @@ _UNLIMITED_W = 1e9
 _NO_REPLICAS: Collection[tuple[str, int]] = frozenset()
 
 
-def find_kept_budget_w(policy: Policy, inventory: Inventory, enforced: Collection[str] = ()) -> float | None:
+def find_kept_budget_w(policy: Policy, record: NodeRecord, enforced: Collection[str] = ()) -> float | None:
     """Returns the budget that the node's agent keeps by itself, in watts; None if it has none, or cannot lower each GPU.
 
-    `enforced` are pools to be thought of as enforced.
+    Of a lost node it is not known whether its agent runs. `enforced` are pools to be thought of as enforced.
     """
+    inventory = record.inventory
     limit_w = get_node_budgets_w(policy).get(inventory.node_name)
     is_enforced = is_pool_enforced(policy, inventory.pool) or resolve_pool(inventory.pool) in enforced
-    if limit_w is None or not inventory.sets_limits or not is_enforced:
+    if limit_w is None or not inventory.sets_limits or not is_enforced or record.state is not NodeState.READY:
         return None
     silent = [gpu for gpu in inventory.gpus if gpu.power_limit_min_w is None or gpu.power_limit_max_w is None]
     return None if any(not gpu.lost for gpu in silent) else limit_w
@@ -348,7 +349,7 @@ class PowerAdmission:
 
     def _find_kept_share(self, record: NodeRecord, share: PowerShare, enforced: Collection[str]) -> PowerShare:
         """Returns the share of a node that kept its budget if these pools were enforced."""
-        kept_w = find_kept_budget_w(self._state.policy, record.inventory, enforced)
+        kept_w = find_kept_budget_w(self._state.policy, record, enforced)
         return share._replace(kept_mw=None if kept_w is None else math.floor(kept_w * _MILLI))
 
     def _fits_below_default(
@@ -434,7 +435,7 @@ class PowerAdmission:
         for gpu in record.inventory.gpus:
             more_w = (self._boards.default_mw(gpu) - self._boards.idle_mw(gpu)) / _MILLI
             self._least_w[gpu.model] = min(more_w, self._least_w.get(gpu.model, more_w))
-        kept_w = find_kept_budget_w(self._state.policy, record.inventory)
+        kept_w = find_kept_budget_w(self._state.policy, record)
         share = self._shares[name] = PowerShare(
             self._places.budgets_above(record.inventory),
             self.sum_draw_mw(record, _NO_REPLICAS),
