@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import os
 import signal
 import ssl
 import threading
@@ -31,11 +32,14 @@ from eelgrid_protos.messages import (
     JobSchedule,
     ListClustersRequest,
     ListWorkloadsRequest,
+    Mobility,
     PricePeriod,
+    ProcessSpec,
     WorkloadPhase,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
+PROCESSES = ("--allow-root",) if os.geteuid() == 0 else ()
 NODE = {"cpu_milli": 16000, "memory_bytes": 2**36, "gpus": [{"product": "a10", "count": 1}]}
 JOB = ("submit", "--name", "job", "--gpus", "1", "--cpu", "1", "--memory", "1GiB")
 
@@ -358,6 +362,26 @@ def read_page(address, tls, *, authority=None):
         return error.code, error.read().decode()
 
 
+def test_a_running_job_is_requeued_in_its_cluster(tmp_path):
+    with Site(tmp_path / "cheap", "cheap", 0.1) as cheap, Front(tmp_path) as front:
+        cheap.begin(agent_flags=("--run-processes", *PROCESSES, "--state", str(tmp_path / "agent")))
+        front.begin((cheap,))
+        process = ProcessSpec(argv=("sleep", "600"), working_directory="/")
+        front.operators.submit_workload(build_request("long", process=process, mobility=Mobility.FIXED), timeout=10.0)
+        front.operators.submit_workload(build_request("plain", gpus=0), timeout=10.0)
+
+        def shown(key):
+            return cheap.operators.get_workload(GetWorkloadRequest(workload_id=key), timeout=10.0).workload
+
+        front.until(lambda: {"long", "plain"} == cheap.placed() and shown("long").attempts, what="it runs")
+        assert "--cluster NAME requeue --hold" in front.eelctl("requeue", "--hold", "long", code=5).stderr
+        assert "runs no process" in front.eelctl("requeue", "plain", code=5).stderr
+        front.eelctl("requeue", "long", "--reason", "wrong data")
+        front.until(lambda: shown("long").attempt == 2, what="it runs again")
+        front.until(lambda: get(front, "long").attempt == 2, what="the front shows it")
+        front.eelctl("cancel", "--yes", "long", "plain")
+
+
 def test_a_caller_gets_no_more_than_both_his_certificate_and_the_fronts_allow(world, tmp_path):
     from tests.certificates_rig import Authority
 
@@ -392,7 +416,8 @@ def test_a_caller_gets_no_more_than_both_his_certificate_and_the_fronts_allow(wo
     # The clusters do not let the front act for him, and he states nobody else.
     assert "needs that user's certificate" in front.eelctl(*JOB, "--namespace", "research", code=5, tls=bob).stderr
     assert "bob" in front.eelctl(*JOB, "--user", "alice", "--namespace", "research", code=5, tls=bob).stderr
-    assert "alice" in front.eelctl("cancel", "--yes", "hers", code=5, tls=bob).stderr
+    for verb in (("cancel", "--yes"), ("requeue",)):
+        assert "alice" in front.eelctl(*verb, "hers", code=5, tls=bob).stderr
     # In a cluster he has his own rights, by his own certificate.
     assert "alice" in front.eelctl("--cluster", "cheap", "cancel", "--yes", "hers", code=5, tls=bob).stderr
     unroled = party("unroled", ("CN", "carol"))

@@ -31,6 +31,8 @@ from eelgrid_protos.messages import (
     QueryEnergyRequest,
     QueryEnergyResponse,
     ReleaseWorkloadRequest,
+    RequeueWorkloadRequest,
+    RequeueWorkloadResponse,
     SubmitWorkloadRequest,
     Summary,
     Workload,
@@ -179,6 +181,11 @@ class MemberCluster:
         answer = await self._ask("explain_workload", ExplainWorkloadRequest(workload_id=workload_id))
         explanation: Explanation = answer.explanation
         return explanation
+
+    async def requeue(self, request: RequeueWorkloadRequest) -> Workload:
+        """Stops a running job, which then waits there again; raises Fault."""
+        answer: RequeueWorkloadResponse = await self._ask("requeue_workload", request)
+        return answer.workload
 
     async def query_energy(self, request: QueryEnergyRequest) -> QueryEnergyResponse:
         """Asks the cluster's energy ledger; raises Fault."""

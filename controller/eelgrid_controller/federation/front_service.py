@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from eelgrid_controller.clock import Clock
+from eelgrid_controller.core.job_control import UNNAMED_USER
 from eelgrid_controller.federation.affinity import list_anchors
 from eelgrid_controller.federation.cluster_clients import MemberCluster, MemberReport, ask_all, describe_silence
 from eelgrid_controller.federation.dispatch import CopyPhase, Dispatch, StoredRecord
@@ -52,6 +53,8 @@ from eelgrid_protos.messages import (
     QueryEnergyResponse,
     ReleaseWorkloadRequest,
     ReleaseWorkloadResponse,
+    RequeueWorkloadRequest,
+    RequeueWorkloadResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
     Workload,
@@ -63,8 +66,8 @@ from eelgrid_protos.quantities import SENTENCE_LETTERS_MOST
 from eelgrid_protos.roles import Caller, RoleRules
 from eelgrid_protos.rpc import OPERATOR_SERVICE, Encoded
 
-# As a controller names whoever holds work without a certificate.
-_UNNAMED = "an operator"
+# As long as a reason may be (`RequeueWorkloadRequest`).
+_REASON_LETTERS_MOST = 253
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -102,7 +105,7 @@ class FrontService:
         if request.dry_run:
             return SubmitWorkloadResponse(workload=await self._preview(asked))
         owner = owner_of(caller, spec.user)
-        held_by = (owner or spec.user or _UNNAMED) if request.hold else ""
+        held_by = (owner or spec.user or UNNAMED_USER) if request.hold else ""
         record = await self._dispatcher.submit(key, asked, owner=owner, held_by=held_by)
         if record.dispatch.has_failed:
             raise FailedPrecondition(f"no cluster took {key}: {_join_problems(record.dispatch)}")
@@ -147,7 +150,7 @@ class FrontService:
         """Keeps a workload of the caller's own at the front; one that a cluster has is held there."""
         caller, record = self._find_caller(context), self._find(request.workload_id)
         check_owner(caller, self._show(record), "HoldWorkload", self._rules)
-        user = _UNNAMED if caller is None else caller.user
+        user = UNNAMED_USER if caller is None else caller.user
         return HoldWorkloadResponse(workload=self._show(await self._dispatcher.hold(request.workload_id, user)))
 
     async def release_workload(self, request: ReleaseWorkloadRequest, context: Context) -> ReleaseWorkloadResponse:
@@ -155,6 +158,22 @@ class FrontService:
         record = self._find(request.workload_id)
         check_owner(self._find_caller(context), self._show(record), "ReleaseWorkload", self._rules)
         return ReleaseWorkloadResponse(workload=self._show(await self._dispatcher.release(request.workload_id)))
+
+    async def requeue_workload(self, request: RequeueWorkloadRequest, context: Context) -> RequeueWorkloadResponse:
+        """Stops a running job of the caller's own, or each of an array, in its cluster; it then waits there again."""
+        caller, record = self._find_caller(context), self._find(request.workload_id)
+        check_owner(caller, self._show(record), "RequeueWorkload", self._rules)
+        if request.hold:
+            remedy = "leave it out, and hold the job in its cluster: eelctl --cluster NAME requeue --hold"
+            raise InvalidArgument("a front holds only what no cluster has", (Violation("hold", "is set", remedy),))
+        copy = record.dispatch.find_copy(record.dispatch.chosen)
+        if copy is None or copy.phase is not CopyPhase.RELEASED:
+            raise FailedPrecondition(f"no cluster runs {request.workload_id}: eelctl clusters {request.workload_id}")
+        # The cluster names the front; for whom it asks stands beside the reason.
+        user = "" if caller is None else caller.user
+        reason = ": ".join(filter(None, (user, request.reason)))
+        await self._clusters[copy.cluster].requeue(replace(request, reason=reason[:_REASON_LETTERS_MOST]))
+        return RequeueWorkloadResponse(workload=self._show(await self._dispatcher.look(request.workload_id)))
 
     async def explain_workload(self, request: ExplainWorkloadRequest, _context: Context) -> ExplainWorkloadResponse:
         """Why a workload is in its cluster, and what that cluster says of its places."""
