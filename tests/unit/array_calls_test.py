@@ -111,10 +111,11 @@ async def test_the_elements_that_run_are_requeued_by_one_call(tmp_path: Path) ->
         assert [one.requeuing for one in found] == [True, True, False, False, False]
         assert found[0].reason == "evicted: it was requeued: new data"
         assert (await api.requeue_workload(request)).workload.array == whole.array
-        with pytest.raises(InvalidArgument, match="hold: is set, and this is an array"):
-            await api.requeue_workload(RequeueWorkloadRequest(workload_id="a", hold=True))
         one = (await api.requeue_workload(RequeueWorkloadRequest(workload_id="a_3", hold=True))).workload
         assert (one.phase, one.held_by) == (WorkloadPhase.PENDING, "an operator")
+        await api.requeue_workload(RequeueWorkloadRequest(workload_id="a", hold=True))
+        found = (await api.list_workloads(ListWorkloadsRequest(array_id="a"))).workloads
+        assert {one.held_by for one in found} == {"an operator"}
         await api.cancel_workload(CancelWorkloadRequest(workload_id="a"))
         await api.submit_workload(submission("b", "0-4"))
         with pytest.raises(FailedPrecondition, match="no element of b runs"):

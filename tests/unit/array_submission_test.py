@@ -249,6 +249,23 @@ def test_an_element_that_waits_to_be_retried_gives_its_slot_to_the_next():
     assert phases(core, "a") == [PLACED, SUCCEEDED]
 
 
+def test_an_array_that_is_requeued_and_held_waits_as_a_whole():
+    """Elements that wait do not start in the places of those that are stopped."""
+    core = build_core(node(gpus=2))
+    submit(core, "a", "0-4%2")
+    assert phases(core, "a") == [PLACED] * 2 + [PENDING] * 3
+    ids = core.state.arrays.list_elements("a")
+    assert core.change_elements(ElementChange.REQUEUE, ids[:1], " by ann", now_ns=3).result == 1
+    assert core.change_elements(ElementChange.REQUEUE, ids, " by ann", held_by="ann", now_ns=4).result == 5
+    assert core.change_elements(ElementChange.REQUEUE, ids, " by ann", held_by="ann", now_ns=4).result == 0
+    finish(core, "a_0", 1)
+    finish(core, "a_1", 1)
+    assert phases(core, "a") == [PENDING] * 5
+    assert {core.workload(key).held_by for key in ids} == {"ann"}
+    assert core.change_elements(ElementChange.RELEASE, ids, now_ns=90).result == 5
+    assert phases(core, "a") == [PLACED] * 2 + [PENDING] * 3
+
+
 def test_an_array_is_held_released_moved_and_cancelled_as_one():
     core = build_core(node(gpus=2))
     core.update_policy(replace(Policy(), queues=(Queue(name="default"), Queue(name="late"))), now_ns=1)

@@ -298,10 +298,10 @@ class Core:
         return self._finish_step((event, *promised), event.array_id, now_ns, frees=True)
 
     def change_elements(
-        self, change: ElementChange, workload_ids: Iterable[str], word: str = "", *, now_ns: int
+        self, change: ElementChange, workload_ids: Iterable[str], word: str = "", *, held_by: str = "", now_ns: int
     ) -> CoreStep[int]:
         """Changes elements of arrays, with the user or queue that this is about; returns how many. Raises PermissionDenied."""
-        events = [event for key in workload_ids for event in self._arrays.plan_change(change, key, word, now_ns)]
+        events = [one for key in workload_ids for one in self._arrays.plan_change(change, key, word, now_ns, held_by)]
         return self._with_retry(events, len(events), self._apply_all(events), now_ns, frees=bool(events))
 
     def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int) -> CoreStep[Workload]:

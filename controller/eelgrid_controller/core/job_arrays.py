@@ -219,10 +219,13 @@ class ArrayPlanner:
             reason = PendingConstraint.ARRAY.describe("" if event.running_most else "turn")
         return replace(event, reason=reason, held_by=waiting.held_by)
 
-    def plan_change(self, change: ElementChange, workload_id: str, word: str, now_ns: int) -> Sequence[Event]:
+    def plan_change(
+        self, change: ElementChange, workload_id: str, word: str, now_ns: int, held_by: str = ""
+    ) -> Sequence[Event]:
         """Returns the events by which an element follows what was asked of its array; none if that is no change, or it is gone.
 
-        `word` is the user who holds it, who requeues it and why, or the queue that it moves to. Raises what `StartDecider.plan_queue_change` raises.
+        `word` is the user who holds it, who requeues it and why, or the queue that it moves to; `held_by` holds what is
+        requeued, and what waits beside it. Raises what `StartDecider.plan_queue_change` raises.
         """
         workload = self._state.workloads.get(workload_id)
         if workload is None:
@@ -234,8 +237,11 @@ class ArrayPlanner:
             case ElementChange.RELEASE:
                 return plan_release(workload, now_ns=now_ns)
             case ElementChange.REQUEUE:
-                is_running = workload.phase is WorkloadPhase.PLACED and not workload.stopping_ns
-                return plan_requeue(workload, word, now_ns) if is_running else ()
+                if workload.phase is WorkloadPhase.PENDING:
+                    return plan_hold(workload, held_by, now_ns=now_ns) if held_by else ()
+                is_stopping = workload.stopping_ns and not (held_by and workload.requeuing)
+                is_running = workload.phase is WorkloadPhase.PLACED and not is_stopping
+                return plan_requeue(workload, word, now_ns, held_by) if is_running else ()
             case _ if workload.phase is not WorkloadPhase.PENDING:
                 return ()
             case ElementChange.HOLD:

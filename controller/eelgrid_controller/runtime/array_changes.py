@@ -24,9 +24,17 @@ def is_array(loop: ControllerLoop, workload_id: str) -> bool:
 
 
 async def change_array(
-    loop: ControllerLoop, change: ElementChange, array_id: str, word: str = "", *, call: AuditedCall | None
+    loop: ControllerLoop,
+    change: ElementChange,
+    array_id: str,
+    word: str = "",
+    *,
+    held_by: str = "",
+    call: AuditedCall | None,
 ) -> Workload:
     """Changes all elements of an array, with the user, cause or queue that this is about; returns the array as a whole.
+
+    `held_by` holds what is requeued, and what waits.
 
     Raises RoleRefused if it is not the caller's, FailedPrecondition if elements must wait or run and none does, and what a queue refuses with.
     """
@@ -47,7 +55,7 @@ async def change_array(
         if change is ElementChange.MOVE:
             moved = replace(found.spec, queue=word)
             bind_spec(caller, moved, core.state.policy, loop.config.roles)
-        return core.change_elements(change, batch, word, now_ns=now_ns)
+        return core.change_elements(change, batch, word, held_by=held_by, now_ns=now_ns)
 
     for first in range(0, len(ids), _ELEMENTS_A_STEP):
         batch = ids[first : first + _ELEMENTS_A_STEP]

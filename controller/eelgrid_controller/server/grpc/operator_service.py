@@ -356,10 +356,7 @@ class OperatorService:
         user = owner_of(None if call is None else call.caller)
         cause, held_by = describe_cause(user, request.reason), (user or UNNAMED_USER) if request.hold else ""
         if is_array(self._loop, key):
-            if request.hold:
-                problem = Violation("hold", "is set, and this is an array", "name its elements, such as w-7_3")
-                raise InvalidArgument("an array is not held while it is requeued", (problem,))
-            whole = await change_array(self._loop, ElementChange.REQUEUE, key, cause, call=call)
+            whole = await change_array(self._loop, ElementChange.REQUEUE, key, cause, held_by=held_by, call=call)
             return RequeueWorkloadResponse(workload=whole)
         return RequeueWorkloadResponse(workload=await self._loop.requeue(key, cause, held_by, call=call))
 
