@@ -32,7 +32,9 @@ NODE_GPUS = 8
 _RATIO_MOST = 1.3
 
 
-def build_empty_cluster(nodes: int, mode: BackfillMode, *, model: str, cpu_milli: int, memory_bytes: int) -> Core:
+def build_empty_cluster(
+    nodes: int, mode: BackfillMode, *, model: str, cpu_milli: int, memory_bytes: int, runs_processes: bool = False
+) -> Core:
     """A cluster of equal nodes with eight GPUs each, and nothing on them."""
     core = Core(ClusterState(), catalogue.load_catalogue())
     for number in range(nodes):
@@ -41,7 +43,10 @@ def build_empty_cluster(nodes: int, mode: BackfillMode, *, model: str, cpu_milli
         )
         name = f"n{number:04}"
         core.register_node(
-            Inventory(node_name=name, cpu_milli=cpu_milli, memory_bytes=memory_bytes, gpus=gpus), now_ns=1
+            Inventory(
+                node_name=name, cpu_milli=cpu_milli, memory_bytes=memory_bytes, gpus=gpus, runs_processes=runs_processes
+            ),
+            now_ns=1,
         )
     core.update_policy(replace(core.state.policy, backfill=mode), now_ns=1)
     return core

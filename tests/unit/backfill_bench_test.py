@@ -9,6 +9,7 @@ from bench.backfill_trace import (
     TraceSimulation,
     build_request,
     choose_nodes_count,
+    overstate_jobs,
     read_jobs,
     summarize_run,
 )
@@ -43,6 +44,23 @@ def test_with_backfill_large_jobs_wait_for_less_and_no_promise_moves():
     found = play(jobs, choose_nodes_count(jobs))
     assert found[BackfillMode.NONE]["wait_most_s"] > found[BackfillMode.EASY]["wait_most_s"]
     assert 0.5 < found[BackfillMode.EASY]["utilisation"] <= 1.0
+
+
+def test_what_jobs_report_of_their_progress_mends_what_their_users_overstate():
+    chance = random.Random(4)
+    jobs = [
+        TraceJob(20 * number, chance.randrange(100, 2000), chance.choice((1, 1, 1, 2, 4, 8, 16)))
+        for number in range(80)
+    ]
+    nodes, stated = choose_nodes_count(jobs), overstate_jobs(jobs, 5.0)
+    assert 3.0 < sum(job.stated_s for job in stated) / sum(job.run_s for job in jobs) < 7.0
+    figures = []
+    for reports in (False, True):
+        run = TraceSimulation(stated, nodes, BackfillMode.EASY, reports=reports).play()
+        assert set(run.starts_s) == set(range(len(jobs)))
+        figures.append(summarize_run(stated, nodes, run)["earlier_than_promised_s"])
+    before_s, after_s = figures
+    assert after_s < 0.5 * before_s
 
 
 def test_a_part_of_philly():
