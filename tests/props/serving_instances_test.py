@@ -130,6 +130,17 @@ def _every(ask, most):
     return itertools.product(*(range(bound + 1) for bound in most))
 
 
+def test_a_demand_that_is_over_an_instance_by_rounding_needs_no_second():
+    shapes = _shapes(
+        [
+            Point("m", Configuration("a", label=label), throughput_hz=1.0, latency_s={0.95: 0.01}, power_w=51.0)
+            for label in "01"
+        ]
+    )
+    found = search_instances(shapes, math.nextafter(1.0, 2.0), loaded=[1, 0], start_w=[1.0, 1.0], most=[2, 2])
+    assert found.serving == (1, 0)
+
+
 @quiet
 @given(points(), PARTS, st.floats(1.0, 200.0), st.lists(st.integers(0, 2), min_size=3, max_size=3))
 def test_the_search_is_the_best_of_all(some, part_load, demand_hz, loaded):

@@ -381,7 +381,8 @@ class _InstanceSearch:
         lacking_hz = self.demand_hz - fixed.given_hz - math.fsum(width_hz for _, width_hz in fixed.segments)
         least = 0
         if math.isinf(ratio):
-            least = max(0, math.ceil(lacking_hz / kind.most_hz * (1.0 - 1e-12)))
+            # What is within rounding of the demand lacks nothing.
+            least = max(0, math.ceil((lacking_hz - self.demand_hz * 1e-12) / kind.most_hz))
         low, high = least, kind.most
         if low > high:
             return
