@@ -116,8 +116,8 @@ class TraceRun:
     # Promises that became later, and starts after the promise.
     later: int = 0
     late: int = 0
-    # By how much starts were earlier than they were promised at first, in seconds.
-    early_s: list[float] = field(default_factory=list)
+    # By how much starts were off what they were promised at first, in seconds.
+    off_s: list[float] = field(default_factory=list)
     first_ns: dict[str, int] = field(default_factory=dict)
     cpu_s: float = 0.0
     end_s: int = 0
@@ -202,7 +202,7 @@ class TraceSimulation:
                     heapq.heappush(self._ends, (self._now_s + after_s, number, after_s))
                 promised_ns = run.promises_ns.get(event.workload_id)
                 if event.workload_id in run.first_ns:
-                    run.early_s.append(run.first_ns[event.workload_id] / _NS - self._now_s)
+                    run.off_s.append(abs(run.first_ns[event.workload_id] / _NS - self._now_s))
                 run.late += promised_ns is not None and self._now_s * _NS > promised_ns + OVERRUN_TOLERANCE_NS
             elif isinstance(event, WorkloadPromised) and event.promise is not None:
                 before_ns = run.promises_ns.get(event.workload_id)
@@ -234,7 +234,7 @@ def summarize_run(jobs: list[TraceJob], nodes: int, run: TraceRun) -> dict[str, 
         "promised": float(run.promised),
         "promises_later": float(run.later),
         "starts_late": float(run.late),
-        "earlier_than_promised_s": float(np.mean(np.abs(run.early_s))) if run.early_s else 0.0,
+        "first_promise_off_s": float(np.mean(run.off_s)) if run.off_s else 0.0,
         "cpu_s": run.cpu_s,
     }
 
@@ -266,7 +266,7 @@ def main(options: Options) -> int:
             f"{name:<24} wait mean {figures['wait_mean_s']:,.0f} s, p99 {figures['wait_p99_s']:,.0f} s, of {_LARGE_GPUS} GPUs "
             f"and more {figures['wait_mean_large_s']:,.0f} s; busy {100 * figures['utilisation']:.1f} %; "
             f"{run.promised:,} promised, {run.later} later, {run.late} late, off by "
-            f"{figures['earlier_than_promised_s']:,.0f} s at first; {figures['cpu_s']:.0f} s CPU"
+            f"{figures['first_promise_off_s']:,.0f} s at first; {figures['cpu_s']:.0f} s CPU"
         )
     write_csv(options.out / "backfill_trace.csv", ("mode", "metric", "value"), rows)
     return report_promise("no promised start becomes later, and no start is after its promise", kept=is_kept)

@@ -141,14 +141,20 @@ def gpu_fits(ground: MoveNodes, kind: int, node: int, slot: int) -> bool:
 
 
 @inlined_kernel
-def may_wake(ground: MoveNodes, kind: int, node: int) -> bool:
-    """Whether every budget above a node leaves what one more of a kind draws on idle GPUs."""
-    fits, rise_mw = True, ground.requests[kind].gpu_count * ground.nodes[node].rise_mw
-    for place in range(ground.budgets.shape[1]):
-        budget = ground.budgets[node, place]
-        if budget >= 0 and ground.left_mw[budget] < rise_mw:
+def leaves_power(ground: MoveNodes, node: int, more_mw: int) -> bool:
+    """Whether every budget above a node leaves so much."""
+    fits = True
+    for level in range(ground.budgets.shape[1]):
+        budget = ground.budgets[node, level]
+        if budget >= 0 and ground.left_mw[budget] < more_mw:
             fits = False
     return fits
+
+
+@inlined_kernel
+def may_wake(ground: MoveNodes, kind: int, node: int) -> bool:
+    """Whether every budget above a node leaves what one more of a kind draws on idle GPUs."""
+    return leaves_power(ground, node, ground.requests[kind].gpu_count * ground.nodes[node].rise_mw)
 
 
 @inlined_kernel

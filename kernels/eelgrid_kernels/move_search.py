@@ -39,6 +39,7 @@ from eelgrid_kernels.move_costs import (
     gpu_fits,
     has_room,
     is_idle_without,
+    leaves_power,
     may_wake,
     node_cost_w,
     refresh_node,
@@ -436,15 +437,11 @@ def _search_chains(ground: MoveNodes, search: MoveSearch, is_deep: bool) -> None
 @lean_kernel
 def _has_power(ground: MoveNodes, node: int, bits: int) -> bool:
     """Whether the budgets above a node leave what these GPUs of it draw once they are allocated."""
-    rise_mw, fits = 0, True
+    rise_mw = 0
     for slot in range(ground.gpus.shape[1]):
         gpu = ground.gpus[node, slot]
         rise_mw += gpu.rise_mw if bits >> slot & 1 and gpu.free == GPU_WHOLE_MILLI else 0
-    for level in range(ground.budgets.shape[1] if rise_mw > 0 else 0):
-        budget = ground.budgets[node, level]
-        if budget >= 0 and ground.left_mw[budget] < rise_mw:
-            fits = False
-    return fits
+    return bool(rise_mw == 0 or leaves_power(ground, node, rise_mw))
 
 
 @lean_kernel

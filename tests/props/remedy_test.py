@@ -36,6 +36,8 @@ from eelgrid_protos.messages import (
 
 MODELS = ("G2", "A10", "V100M16")
 KEY = "wanted"
+# Of a GPU that says which limits it takes.
+LIMITS = {"power_limit_min_w": 40.0, "power_limit_default_w": 150.0, "power_limit_max_w": 150.0}
 known = cache(catalogue.load_catalogue)
 AMOUNTS = {
     "cpu": st.sampled_from([0.5, 1, 2, 3, 4, 7, 16]),
@@ -55,8 +57,7 @@ def nodes(draw, name):
         topology=(draw(st.sampled_from(["r1", "r2"])),),
     )
     cut = draw(st.sampled_from([0, 0, 0, 1, 2]))
-    limits = {"power_limit_min_w": 40.0, "power_limit_default_w": 150.0, "power_limit_max_w": 150.0}
-    limits = limits if draw(st.booleans()) else {}
+    limits = LIMITS if draw(st.booleans()) else {}
     gpus = tuple(replace(gpu, mig_enabled=gpu.index < cut, **limits) for gpu in node.gpus)
     return replace(node, gpus=gpus, sets_limits=draw(st.booleans()))
 
@@ -207,10 +208,9 @@ def test_each_remedy_places_the_work(core):
 )
 def test_the_pools_to_enforce_that_are_named_place_the_work_where_it_is_said(sizes, above, wanted):
     """Whole GPUs under budgets of nodes, and of the cluster, that agents would keep."""
-    limits = {"power_limit_min_w": 40.0, "power_limit_default_w": 150.0, "power_limit_max_w": 150.0}
     plain = [build_node(f"n{number}", gpus=gpus, cpu=64, memory_gib=256) for number, (gpus, _) in enumerate(sizes)]
     core = build_core(
-        *(replace(one, sets_limits=True, gpus=tuple(replace(gpu, **limits) for gpu in one.gpus)) for one in plain)
+        *(replace(one, sets_limits=True, gpus=tuple(replace(gpu, **LIMITS) for gpu in one.gpus)) for one in plain)
     )
     budgets = [
         PowerBudget(scope=BudgetScope.NODE, name=f"n{number}", limit_w=150.0 * gpus * share)

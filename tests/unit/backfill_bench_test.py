@@ -58,7 +58,7 @@ def test_what_jobs_report_of_their_progress_mends_what_their_users_overstate():
     for reports in (False, True):
         run = TraceSimulation(stated, nodes, BackfillMode.EASY, reports=reports).play()
         assert set(run.starts_s) == set(range(len(jobs)))
-        figures.append(summarize_run(stated, nodes, run)["earlier_than_promised_s"])
+        figures.append(summarize_run(stated, nodes, run)["first_promise_off_s"])
     before_s, after_s = figures
     assert after_s < 0.5 * before_s
 

@@ -545,7 +545,7 @@ def plan_migration(
         problem = _standing_problem(state, move, seen)
         # A move that an engine could not make goes back to where the replica runs, cordoned or not.
         problem = problem or ("" if is_back else _closed_problem(state, move))
-        problem = problem or _room_problem(state, ledgers, move, seen, power)
+        problem = problem or _room_problem(state, ledgers, move, power)
         if problem:
             raise MoveRefused(number, moves, problem)
         seen |= {(move.workload_id, item.source.replica) for item in move.replicas}
@@ -614,17 +614,8 @@ def _closed_problem(state: ClusterState, move: Move) -> str:
     return ""
 
 
-def _room_problem(
-    state: ClusterState,
-    ledgers: dict[str, NodeRecord],
-    move: Move,
-    moved: Collection[tuple[str, int]],
-    power: PowerTrial | None,
-) -> str:
-    """Tries the move on the copies in `ledgers` and updates them; returns why it is impossible, empty if it is not.
-
-    `moved` are the workloads and replicas of the moves before.
-    """
+def _room_problem(state: ClusterState, ledgers: dict[str, NodeRecord], move: Move, power: PowerTrial | None) -> str:
+    """Tries the move on the copies in `ledgers` and updates them; returns why it is impossible, empty if it is not."""
     workload = state.workloads[move.workload_id]
     is_released_first = workload.spec.mobility is Mobility.RESTARTABLE
     names = {place.node_name for item in move.replicas for place in (item.source, item.target)}
@@ -652,9 +643,7 @@ def _room_problem(
         return str(error).partition(": ")[2]
     if power is not None:
         # At its peak, and with default limits until those of the workload are set.
-        power.alter(
-            [ledgers[name] for name in names], {*moved, *((item.workload_id, item.replica) for _, item in beside)}
-        )
+        power.alter([ledgers[name] for name in names], ((item.workload_id, item.replica) for _, item in beside))
         if problem := power.describe_problem():
             return problem
     if not is_released_first:
@@ -663,6 +652,6 @@ def _room_problem(
         ledgers[name].release(assignment.workload_id, assignment.replica)
         ledgers[name].allocate_unchecked(replace(assignment, workload_id=move.workload_id))
     if power is not None:
-        moving = {(move.workload_id, item.source.replica) for item in move.replicas}
-        power.alter([ledgers[name] for name in names], {*moved, *moving})
+        came = ((move.workload_id, item.source.replica) for item in move.replicas)
+        power.alter([ledgers[name] for name in names], came)
     return ""

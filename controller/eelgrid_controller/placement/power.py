@@ -188,7 +188,7 @@ class PowerSurvey(NamedTuple):
             gpus = {gpu.uuid: gpu for gpu in self.inventories[row].gpus} if share.above else {}
             for slot, uuid in enumerate(slots[row]):
                 if uuid in gpus:
-                    found.rise_mw[row, slot] = boards.default_mw(gpus[uuid]) - boards.idle_mw(gpus[uuid])
+                    found.rise_mw[row, slot] = boards.rise_mw(gpus[uuid])
         for row, workload, place in held:
             share = self.shares[row]
             if share.kept_mw is not None and share.milliwatts > share.kept_mw:
@@ -224,6 +224,10 @@ class GpuDraws:
     def idle_mw(self, gpu: Gpu) -> int:
         """Returns its draw while nothing holds it."""
         return min(self.default_mw(gpu), math.ceil(self._model.gpu(gpu).idle_w * _MILLI))
+
+    def rise_mw(self, gpu: Gpu) -> int:
+        """Returns how much more it draws once it is allocated."""
+        return self.default_mw(gpu) - self.idle_mw(gpu)
 
     def lowest_mw(self, gpu: Gpu) -> int:
         """Returns its draw at the lowest limit that can be set."""
@@ -305,8 +309,7 @@ class PowerAdmission:
 
     def budgets_above(self, node_name: str) -> tuple[str, ...]:
         """Returns the budgets above a node, the nearest first."""
-        share = self._shares.get(node_name)
-        return () if share is None else share.above
+        return self.find_share(node_name).above
 
     def list_exceeded_budgets(
         self,
@@ -333,7 +336,7 @@ class PowerAdmission:
             gpus = [gpu for gpu in record.inventory.gpus if gpu.uuid in taken]
             before_mw = sum(drawn.values())
             after_mw = before_mw + sum(max(0, self._boards.default_mw(gpu) - drawn[gpu.uuid]) for gpu in gpus)
-            then = self._find_kept_share(record, share, enforced) if enforced else share
+            then = share._replace(kept_mw=self._find_kept_mw(record, enforced)) if enforced else share
             for key in share.above:
                 more[key] = more.get(key, 0) + then.counted_mw(key, after_mw) - share.counted_mw(key, before_mw)
                 below[key] = below.get(key, 0) + len(here)
@@ -341,23 +344,22 @@ class PowerAdmission:
                 kept.add(share.above[0])
         found = []
         for key, added in more.items():
-            limit_w, altered_mw = self._places.limits_w[key], trial.more_mw.get(key, 0)
-            if added > 0 and key not in kept and self._drawn[key] + altered_mw + added > limit_w * _MILLI:
-                left_w = self.left_w(key) - altered_mw / _MILLI
-                found.append(ExceededBudget(key, limit_w, left_w, added / _MILLI, below[key]))
+            lack = self.find_excess(key, added, altered_mw=trial.more_mw.get(key, 0))
+            if lack is not None and key not in kept:
+                found.append(lack._replace(replicas=below[key]))
         return found
 
-    def _find_kept_share(self, record: NodeRecord, share: PowerShare, enforced: Collection[str]) -> PowerShare:
-        """Returns the share of a node that kept its budget if these pools were enforced."""
+    def _find_kept_mw(self, record: NodeRecord, enforced: Collection[str] = ()) -> int | None:
+        """Returns the budget that a node's agent keeps, if these pools were enforced as well."""
         kept_w = find_kept_budget_w(self._state.policy, record, enforced)
-        return share._replace(kept_mw=None if kept_w is None else math.floor(kept_w * _MILLI))
+        return None if kept_w is None else math.floor(kept_w * _MILLI)
 
     def _fits_below_default(
         self, record: NodeRecord, kept_mw: int, gpus: Sequence[Gpu], drawn: Mapping[str, int]
     ) -> bool:
         """Returns whether a node's budget never holds these GPUs at their default limits, but now at their lowest."""
         boards, taken = self._boards, {gpu.uuid for gpu in gpus}
-        alone_mw = self._sum_idle_mw(record) + sum(boards.default_mw(gpu) - boards.idle_mw(gpu) for gpu in gpus)
+        alone_mw = self._sum_idle_mw(record) + sum(map(boards.rise_mw, gpus))
         others_mw = sum(drawn_mw for uuid, drawn_mw in drawn.items() if uuid not in taken)
         return alone_mw > kept_mw >= others_mw + sum(map(boards.lowest_mw, gpus))
 
@@ -374,12 +376,15 @@ class PowerAdmission:
         """Returns what a node's GPUs may draw; `at_default` are workloads and replicas whose limits are not set yet."""
         return sum(watts for _, watts in self._draws(record, at_default))
 
-    def find_excess(self, budget: str, more_mw: int) -> ExceededBudget | None:
-        """Returns by how much a budget would be exceeded if so much more were drawn; None if it would not."""
+    def find_excess(self, budget: str, more_mw: int, *, altered_mw: int = 0) -> ExceededBudget | None:
+        """Returns by how much a budget would be exceeded if so much more were drawn; None if it would not.
+
+        `altered_mw` is what is drawn more before that.
+        """
         limit_w = self._places.limits_w[budget]
-        if more_mw <= 0 or self._drawn[budget] + more_mw <= limit_w * _MILLI:
+        if more_mw <= 0 or self._drawn[budget] + altered_mw + more_mw <= limit_w * _MILLI:
             return None
-        return ExceededBudget(budget, limit_w, self.left_w(budget), more_mw / _MILLI, 0)
+        return ExceededBudget(budget, limit_w, self.left_w(budget) - altered_mw / _MILLI, more_mw / _MILLI, 0)
 
     def survey(self, names: Iterable[str]) -> PowerSurvey | None:
         """Copies what the budgets of these nodes leave; None without budgets."""
@@ -411,7 +416,7 @@ class PowerAdmission:
         if share.kept_mw is None or record is None:
             return False
         boards = self._boards
-        most_mw = max((boards.default_mw(gpu) - boards.idle_mw(gpu) for gpu in record.inventory.gpus), default=0)
+        most_mw = max(map(boards.rise_mw, record.inventory.gpus), default=0)
         if share.idle_mw + gpu_count * most_mw <= share.kept_mw:
             return False
         drawn = dict(self._draws(record))
@@ -433,14 +438,14 @@ class PowerAdmission:
         self._find_new_places(record)
         self._remove_node(name)
         for gpu in record.inventory.gpus:
-            more_w = (self._boards.default_mw(gpu) - self._boards.idle_mw(gpu)) / _MILLI
+            more_w = self._boards.rise_mw(gpu) / _MILLI
             self._least_w[gpu.model] = min(more_w, self._least_w.get(gpu.model, more_w))
-        kept_w = find_kept_budget_w(self._state.policy, record)
+        kept_mw = self._find_kept_mw(record)
         share = self._shares[name] = PowerShare(
             self._places.budgets_above(record.inventory),
             self.sum_draw_mw(record, _NO_REPLICAS),
-            None if kept_w is None else math.floor(kept_w * _MILLI),
-            0 if kept_w is None else self._sum_idle_mw(record),
+            kept_mw,
+            0 if kept_mw is None else self._sum_idle_mw(record),
         )
         for key in share.above:
             self._drawn[key] += share.counted_mw(key)
@@ -487,15 +492,17 @@ class PowerTrial:
     def __init__(self, admission: PowerAdmission) -> None:
         self._admission = admission
         self._tried_mw: dict[str, int] = {}  # by node
+        self._came = set[tuple[str, int]]()
         self.more_mw: dict[str, int] = {}  # by budget, more than now
 
-    def alter(self, records: Iterable[NodeRecord], at_default: Collection[tuple[str, int]] = _NO_REPLICAS) -> None:
-        """Counts nodes as these copies are; `at_default` are workloads and replicas whose limits are not set there yet."""
+    def alter(self, records: Iterable[NodeRecord], came: Iterable[tuple[str, int]] = ()) -> None:
+        """Counts nodes as these copies are; `came` are workloads and replicas that have come, at their default limits."""
+        self._came.update(came)
         for record in records:
             name = record.inventory.node_name
             share = self._admission.find_share(name)
             if share.above:
-                draw_mw = self._admission.sum_draw_mw(record, at_default)
+                draw_mw = self._admission.sum_draw_mw(record, self._came)
                 before_mw = self._tried_mw.get(name, share.milliwatts)
                 self._tried_mw[name] = draw_mw
                 for key in share.above:

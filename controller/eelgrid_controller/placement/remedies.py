@@ -13,7 +13,7 @@ that fits is found by bisection, since room never grows with a request.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -346,13 +346,14 @@ class _RemedySearch:
 
     def list_for_watts(self) -> Iterator[Remedy]:
         """Yields remedies for work that only power budgets prevent."""
-        limits = self._limits_to_raise(AlteredNodes())
+        placements = self._places_without_budgets(AlteredNodes())
+        limits = self._limits_to_raise(placements, AlteredNodes())
         if limits.limits_w:
             yield (limits,)
-        enforced = self._pools_to_enforce()
+        enforced = self._pools_to_enforce(placements)
         if enforced is not None:
             yield (enforced,)
-        ended = self._end_for_watts()
+        ended = self._end_for_watts(placements)
         if ended:
             yield from self._verify(self._without(AlteredNodes(), ended), EndWorkloads(workload_ids=ended))
         for spec in (self._fewer(replicas=True), self._fewer(replicas=False)):
@@ -382,7 +383,7 @@ class _RemedySearch:
         if decision.placements:
             yield (step,)
         elif decision.lack is not None:
-            yield step, self._limits_to_raise(altered)
+            yield step, self._limits_to_raise(self._places_without_budgets(altered), altered)
 
     def _alter(
         self, select: Callable[[NodeGaps], Marks], alter: Altering
@@ -661,17 +662,15 @@ class _RemedySearch:
         permitted = self._permitted(altered)
         return Planner().decide_placement(permitted, self._spec, policy.weights, policy.placement).placements
 
-    def _limits_to_raise(self, altered: AlteredNodes) -> RaiseBudgets:
+    def _limits_to_raise(self, placements: Sequence[Placement], altered: AlteredNodes) -> RaiseBudgets:
         """Returns the budgets that would do where the workload would go without any."""
-        placements = self._places_without_budgets(altered)
         lacks = self._placer.allowance.list_exceeded_budgets(placements, altered.records)
         return RaiseBudgets(
             limits_w=tuple((lack.budget, float(math.ceil(lack.limit_w - lack.left_w + lack.more_w))) for lack in lacks)
         )
 
-    def _pools_to_enforce(self) -> EnforcePools | None:
+    def _pools_to_enforce(self, placements: Sequence[Placement]) -> EnforcePools | None:
         """Returns the pools whose agents would keep the budgets in the way, where the workload would go without any."""
-        placements = self._places_without_budgets(AlteredNodes())
         names = tuple(dict.fromkeys(placement.node_name for placement in placements))
         pools = {resolve_pool(self._state.nodes[name].inventory.pool) for name in names}
         pools = {pool for pool in pools if not is_pool_enforced(self._state.policy, pool)}
@@ -679,9 +678,9 @@ class _RemedySearch:
             return None
         return EnforcePools(pools=tuple(sorted(pools)), node_names=names)
 
-    def _end_for_watts(self) -> tuple[str, ...]:
+    def _end_for_watts(self, placements: Sequence[Placement]) -> tuple[str, ...]:
         """Returns workloads whose end leaves the watts, none of them in vain; empty if none do."""
-        placements, allowance = self._places_without_budgets(AlteredNodes()), self._placer.allowance
+        allowance = self._placer.allowance
 
         def lacks(ended: Iterable[str]) -> list[ExceededBudget]:
             return allowance.list_exceeded_budgets(placements, self._without(AlteredNodes(), ended).records)

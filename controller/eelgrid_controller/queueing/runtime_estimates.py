@@ -18,7 +18,7 @@ expected end: so the moment depends only on the estimate and the clock, and move
 from eelgrid_controller.queueing.elastic_shares import compute_elastic_end_ns, compute_run_ns
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.runtime_history import uses_presumed_runtimes
-from eelgrid_protos.messages import RuntimeEstimate, RuntimeSource, Workload, WorkloadKind, WorkloadPhase
+from eelgrid_protos.messages import RuntimeEstimate, RuntimeSource, Workload, WorkloadKind, WorkloadPhase, WorkloadSpec
 
 OVERRUN_TOLERANCE_NS = 60_000_000_000
 _OVERRUN_SHARE = 10
@@ -47,10 +47,7 @@ def estimate_runtime(workload: Workload, state: ClusterState) -> RuntimeEstimate
     has_progress = workload.progress_runtime_s is not None and workload.phase is WorkloadPhase.PLACED
     if workload.share is not None or not has_progress or not (found or uses_presumed_runtimes(state.policy)):
         return found
-    process = workload.spec.process
-    limit_s = 0.0 if process is None else process.time_limit_s
-    most_s = limit_s + process.grace_s if process is not None and limit_s else _RUN_S[1]
-    expected_s = min(most_s, max(_RUN_S[0], workload.progress_runtime_s or 0.0))
+    expected_s = min(_compute_limit_s(workload.spec) or _RUN_S[1], max(_RUN_S[0], workload.progress_runtime_s or 0.0))
     return RuntimeEstimate(expected_s=expected_s, source=RuntimeSource.PROGRESS)
 
 
@@ -63,8 +60,7 @@ def _estimate_before(workload: Workload, state: ClusterState) -> RuntimeEstimate
         run_ns = compute_elastic_end_ns(workload) - workload.placed_ns if is_running else 0
         run_s = (run_ns or compute_run_ns(workload, spec.replicas)) / _NS
         return _estimate_by_profile(run_s)
-    limit_s = 0.0 if spec.process is None else spec.process.time_limit_s
-    whole_s = limit_s + spec.process.grace_s if spec.process is not None and limit_s else 0.0
+    whole_s = _compute_limit_s(spec)
     if spec.expected_runtime_s is not None and not 0.0 < whole_s < spec.expected_runtime_s:
         return RuntimeEstimate(expected_s=spec.expected_runtime_s, source=RuntimeSource.USER)
     if whole_s:
@@ -80,6 +76,12 @@ def _estimate_before(workload: Workload, state: ClusterState) -> RuntimeEstimate
     if policy.default_runtime_s is not None:
         return RuntimeEstimate(expected_s=policy.default_runtime_s, source=RuntimeSource.DEFAULT)
     return None
+
+
+def _compute_limit_s(spec: WorkloadSpec) -> float:
+    """Returns a job's time limit with the grace after it, in seconds; 0 without one."""
+    process = spec.process
+    return process.time_limit_s + process.grace_s if process is not None and process.time_limit_s else 0.0
 
 
 def _estimate_by_profile(run_s: float) -> RuntimeEstimate:
