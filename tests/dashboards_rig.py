@@ -158,7 +158,7 @@ async def _submit(rig, key, *, gpus=1, milli=1000, models=(), **spec):
 
 async def _submit_all(rig, url):
     """A service, two jobs, some that have a place and one that waits."""
-    await rig.controller.loop.record_points(build_engine_points(model=MODEL))
+    await rig.controller.loop.record_measurements(build_engine_points(model=MODEL))
     inter = LatencyObjective(metric=LatencyMetric.INTER_TOKEN, latency_s=0.05)
     pages = MetricsSource(server=MetricsServer.VLLM, url=url + "/{replica}/metrics", model="m")
     promise = ServicePromise(

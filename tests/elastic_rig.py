@@ -23,7 +23,7 @@ class ElasticSimulation(Simulation):
             MeasuredPoint(profile=profile, gpu_model=model, gpus=gpus, throughput_hz=float(rate_hz))
             for gpus, rate_hz in rates.items()
         )
-        self.apply(self.core.record_points(points, now_ns=self.now_s * S))
+        self.apply(self.core.record_measurements(points, now_ns=self.now_s * S))
 
     def submit_elastic(self, key, rates, work, deadline_s, *, asked=None, restart_s=0.0, **spec):
         """Submits a job that may have as many workers of a GPU each as rates are known of."""

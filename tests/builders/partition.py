@@ -119,7 +119,7 @@ def build_partitioned_core(*nodes: Inventory, partitioned: bool = True) -> Core:
         core.register_node(one, now_ns=1)
     if partitioned:
         set_partition_policy(core)
-    core.record_points(build_slice_points(), now_ns=3)
+    core.record_measurements(build_slice_points(), now_ns=3)
     return core
 
 

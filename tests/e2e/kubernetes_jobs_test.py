@@ -35,7 +35,7 @@ async def whole(tmp_path, fake, *, nodes=2, more=()):
             MeasuredPoint(profile="bert", gpu_model=H100, gpus=gpus, throughput_hz=hz, power_w=watts)
             for gpus, (hz, watts) in HALVES.items()
         ]
-        await rig.controller.loop.record_points([*points, *more])
+        await rig.controller.loop.record_measurements([*points, *more])
         yield cluster
 
 

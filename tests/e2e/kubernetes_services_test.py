@@ -143,7 +143,7 @@ def test_a_deployment_follows_its_load(tmp_path):
                 following = asyncio.create_task(fleet.follow())
                 async with run_controller(tmp_path / "data", **options) as rig:
                     await enforce(rig)
-                    await rig.controller.loop.record_points(build_engine_points(model=MODEL))
+                    await rig.controller.loop.record_measurements(build_engine_points(model=MODEL))
                     (first,) = await seen(cluster, lambda pods: len(bound(pods)) == 1)
                     while not fleet.port:  # noqa: ASYNC110
                         await asyncio.sleep(0.1)

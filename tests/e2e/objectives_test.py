@@ -146,7 +146,7 @@ async def test_a_service_follows_its_load_and_a_job_finds_its_limit(tmp_path):
 
 
 async def _play(rig, fleet, url, listen):
-    await rig.controller.loop.record_points(build_engine_points())
+    await rig.controller.loop.record_measurements(build_engine_points())
     inter = LatencyObjective(metric=LatencyMetric.INTER_TOKEN, latency_s=0.05)
     pages = MetricsSource(server=MetricsServer.VLLM, url=url + "/{replica}/metrics", model="m")
     promise = ServicePromise(

@@ -5,7 +5,8 @@ from tests.builders.overviews import busy_overview
 from tests.chromium_rig import CHROMIUM
 from tests.page_rig import shown
 
-from eelgrid_controller.state.events import PointsMeasured, PolicyChanged
+from eelgrid_controller.state.events import PolicyChanged
+from eelgrid_controller.state.measurement_events import PointsMeasured
 from eelgrid_protos.messages import (
     BudgetScope,
     JobStatus,

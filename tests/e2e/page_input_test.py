@@ -4,7 +4,8 @@ import pytest
 from tests.chromium_rig import CHROMIUM
 from tests.page_rig import HEADING, newer, shown
 
-from eelgrid_controller.state.events import PointsMeasured, PolicyChanged
+from eelgrid_controller.state.events import PolicyChanged
+from eelgrid_controller.state.measurement_events import PointsMeasured
 from eelgrid_protos.messages import (
     BudgetScope,
     JobStatus,

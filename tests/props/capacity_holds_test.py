@@ -1,6 +1,7 @@
 """Capacity that is held back under any load: everything starts, and what is idle is less than what it is held for."""
 
 import heapq
+import json
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from tests.builders.cluster import build_core, build_node, build_request
 from tests.state_invariants import check_invariants
 
+from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadPlaced
 from eelgrid_protos.messages import Queue, WorkloadKind, WorkloadPhase
 
@@ -34,9 +36,12 @@ JOBS = st.lists(
     limit_hours=st.sampled_from([1, 3, 10]),
     age_hours=st.sampled_from([2, 24, 1000]),
     weights=st.lists(st.sampled_from([1.0, 3.0]), min_size=3, max_size=3),
+    restarted_every=st.sampled_from([0, 1, 7]),
 )
 @settings(deadline=None, max_examples=40)
-def test_everything_starts_and_no_more_is_idle_than_a_hold_is_for(jobs, limit_hours, age_hours, weights):
+def test_everything_starts_and_no_more_is_idle_than_a_hold_is_for(
+    jobs, limit_hours, age_hours, weights, restarted_every
+):
     core = build_core(*(build_node(f"n{n}", gpus=GPUS) for n in range(2)))
     queues = (Queue(name="root"), *(Queue(name=f"q{n}", parent="root", weight=w) for n, w in enumerate(weights)))
     policy = replace(core.state.policy, queues=queues, queue_half_life_s=48 * 3600.0)
@@ -60,6 +65,9 @@ def test_everything_starts_and_no_more_is_idle_than_a_hold_is_for(jobs, limit_ho
 
     while agenda and len(started) < len(jobs):
         now_ns, kind, number = heapq.heappop(agenda)
+        if kind == 2 and restarted_every and number % restarted_every == 0:
+            core = build_core(state=ClusterState.load(json.loads(json.dumps(core.state.dump()))))
+            note(core.retry(now_ns=now_ns), now_ns)
         if kind == 0:
             queue, gpus, replicas, priority, *_ = jobs[number]
             request = build_request(

@@ -33,7 +33,7 @@ def begin(fleet):
     core = build_core(*(build_node(f"n{n}", gpus=gpus, cpu=48) for n, gpus in enumerate(nodes)))
     points = [MeasuredPoint(profile="p", gpu_model="G2", gpus=g * n, throughput_hz=n) for n in sizes for g in (1, 2)]
     if points:
-        core.record_points(tuple({one.gpus: one for one in points}.values()), now_ns=2)
+        core.record_measurements(tuple({one.gpus: one for one in points}.values()), now_ns=2)
     for number, (gpus, cpu) in enumerate(others):
         submit(core, f"other{number}", gpus=gpus, cpu=cpu)
     for number, (gpus, begun, grown, cpu) in enumerate(jobs):

@@ -108,7 +108,7 @@ async def live(steps):
             if not world.loop.core.state.nodes:
                 await world.join(build_powered_node("n1"), build_powered_node("n2"))
                 await world.enforce("p")
-                await world.loop.record_points(build_engine_points())
+                await world.loop.record_measurements(build_engine_points())
             while rest:
                 action, (cycles, rate_hz, missing) = rest.pop(0)
                 if action == ("restart",):

@@ -40,7 +40,7 @@ class Cluster(RuleBasedStateMachine):
         self.now_ns = 0
         for name in "ab":
             self.take(self.core.register_node(build_mig_node(name), now_ns=0))
-        self.take(self.core.record_points(build_slice_points(), now_ns=0))
+        self.take(self.core.record_measurements(build_slice_points(), now_ns=0))
         self.shift(partitioned=True)
         self.take(self.core.submit(build_sliced_service("s", 15.0), now_ns=0))
 
@@ -84,7 +84,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(scale=st.sampled_from([1.0, 0.5]))
     def measure(self, scale):
-        self.take(self.core.record_points(build_slice_points(scale=scale), now_ns=self.now_ns))
+        self.take(self.core.record_measurements(build_slice_points(scale=scale), now_ns=self.now_ns))
 
     @rule(taken=st.integers(0, 5))
     def hand_over(self, taken):

@@ -81,7 +81,7 @@ def test_what_is_stated_goes_before_the_limit_and_the_default(stated_s, limit_s,
 
 def measure(core, gpus, rate_hz, model="G2", **running):
     point = MeasuredPoint(profile="resnet", gpu_model=model, gpus=gpus, throughput_hz=rate_hz, **running)
-    core.record_points((point,), now_ns=1 * S)
+    core.record_measurements((point,), now_ns=1 * S)
 
 
 def expect(core, key):

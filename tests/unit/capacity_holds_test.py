@@ -1,9 +1,14 @@
 """Capacity that is held back: for whom, on which nodes, whom it binds, and that it ends."""
 
+import json
 from dataclasses import replace
 
+import pytest
 from tests.builders.cluster import build_core, build_node, build_request
 
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import CapacityHoldsChanged
+from eelgrid_controller.state.journal import digest_of
 from eelgrid_protos.messages import GangPart, Queue, WorkloadKind, WorkloadPhase
 
 S = 10**9
@@ -37,6 +42,13 @@ class Cluster:
 
     def end(self, key, now_ns):
         self.core.cancel(key, now_ns=now_ns)
+        self.settle(now_ns)
+
+    def restart(self, now_ns):
+        """Another core from a checkpoint of this one."""
+        plain = json.loads(json.dumps(self.core.state.dump()))
+        self.core = build_core(state=ClusterState.load(plain))
+        assert self.core.state.digest() == digest_of(plain)
         self.settle(now_ns)
 
     def phase(self, key):
@@ -124,7 +136,8 @@ def test_a_part_of_a_gang_that_finds_only_held_room_says_for_whom_it_is_held():
         assert cluster.core.workload(key).reason == REASON
 
 
-def test_a_hold_ends_after_its_limit_and_does_not_come_back_for_four_times_as_long():
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_hold_ends_after_its_limit_and_does_not_come_back_for_four_times_as_long(restarts):
     """What else runs on the node never ends: nobody waits for it for ever, and four fifths of the time are used."""
     cluster = Cluster()
     at_ns = 48 * HOUR_NS
@@ -133,6 +146,9 @@ def test_a_hold_ends_after_its_limit_and_does_not_come_back_for_four_times_as_lo
     cluster.submit("x9", "x", now_ns=at_ns + S)
     assert cluster.phase("x9") is WorkloadPhase.PENDING
     limit_ns = int(LIMIT_S * S)
+    for hours in (1, 3, 5) if restarts else ():
+        cluster.restart(at_ns + hours * HOUR_NS)
+        assert cluster.phase("x9") is WorkloadPhase.PENDING
     assert not cluster.core.is_round_due(at_ns + limit_ns - S)
     assert cluster.core.is_round_due(at_ns + limit_ns)
     cluster.settle(at_ns + limit_ns)
@@ -140,6 +156,8 @@ def test_a_hold_ends_after_its_limit_and_does_not_come_back_for_four_times_as_lo
     # Four times as long the next ones start at once; then capacity is held again.
     for n, hours in enumerate((7, 12, 18, 24, 29, 31)):
         now_ns = at_ns + hours * HOUR_NS
+        if restarts:
+            cluster.restart(now_ns)
         cluster.submit(f"next{n}", "x", now_ns=now_ns)
         running = next(
             key for key in ("x9", *(f"next{m}" for m in range(n))) if cluster.phase(key) is WorkloadPhase.PLACED
@@ -172,3 +190,21 @@ def test_what_cannot_have_room_on_any_node_holds_none():
     here = next(key for key in ("x0", "x1", "x2") if cluster.core.workload(key).placements[0].node_name == "n0")
     cluster.end(here, 48 * HOUR_NS + S)
     assert cluster.phase("x9") is WorkloadPhase.PLACED
+
+
+def test_since_when_capacity_is_held_is_an_event_of_rounds_that_change_it_alone():
+    cluster = Cluster()
+    at_ns = 48 * HOUR_NS
+    step = cluster.core.submit(build_request("y1", queue="y", gpus=2, kind=WorkloadKind.BATCH_JOB), now_ns=at_ns)
+    assert not [event for event in step.events if isinstance(event, CapacityHoldsChanged)]
+    ended = cluster.core.cancel("x0", now_ns=at_ns + S)
+    (changed,) = (event for event in ended.events if isinstance(event, CapacityHoldsChanged))
+    (held,) = changed.held
+    assert (held.queue, held.workload_id, held.since_ns, changed.barred) == ("y", "y1", at_ns + S, ())
+    assert cluster.core.state.pending.held == changed.held
+    again = cluster.core.retry_waiting(now_ns=at_ns + 2 * S)
+    assert not [event for event in again.events if isinstance(event, CapacityHoldsChanged)]
+    started = cluster.core.cancel("x1", now_ns=at_ns + 3 * S)
+    assert cluster.phase("y1") is WorkloadPhase.PLACED
+    assert started.events[-1] == CapacityHoldsChanged(time_ns=at_ns + 3 * S)
+    assert "capacity_holds" not in cluster.core.state.dump()

@@ -66,7 +66,7 @@ async def lived(world, *, services=("s",), seconds=90):
     """Services under more load than they can serve at first, a job at its limit, a budget and a price."""
     await world.join(build_powered_node("n1", gpus=8), build_powered_node("n2", gpus=8))
     await world.enforce("p", budgets=(BUDGET,), prices=PRICES)
-    await world.loop.record_points(build_engine_points())
+    await world.loop.record_measurements(build_engine_points())
     for request in (*(build_service(name, replicas_most=4) for name in services), build_training_job("j", gpus=2)):
         await world.loop.submit(request)
     await world.cycle()
@@ -172,7 +172,7 @@ async def test_services_that_cannot_be_watched_and_commands_that_are_refused_are
             raise Unavailable("the disk is full")
 
         monkeypatch.setattr(world.loop, "scale", full)
-        await world.loop.record_points(build_engine_points("unmeasured"))
+        await world.loop.record_measurements(build_engine_points("unmeasured"))
         await world.cycle()
         for _ in range(6):
             world.serve("s", 90.0)

@@ -10,7 +10,7 @@ from tests.state_invariants import check_invariants
 
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import DeadlineBroken, WorkloadScaled
-from eelgrid_controller.state.progress_events import WorkloadShareChanged
+from eelgrid_controller.state.measurement_events import WorkloadShareChanged
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import JobDeadline, WorkloadPhase
 

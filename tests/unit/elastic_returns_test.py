@@ -20,7 +20,7 @@ ELASTIC = TrainingPromise(profile="p", slowdown_most=0.1, replicas_least=1, repl
 
 def measure(core, *sizes):
     points = tuple(MeasuredPoint(profile="p", gpu_model="G2", gpus=size, throughput_hz=10.0 * size) for size in sizes)
-    core.record_points(points, now_ns=1)
+    core.record_measurements(points, now_ns=1)
 
 
 def begin_grown(core, *, replicas=1, grown=4, name="elastic", **spec):

@@ -21,7 +21,7 @@ def elastic(key, replicas=1, **promise):
 
 async def test_a_job_grows_into_free_gpus_once_it_pays_and_shrinks_for_nobody_who_gains_less():
     async with run_objectives(elastic_s=60.0, others_s=5.0) as world:
-        await world.loop.record_points(scales())
+        await world.loop.record_measurements(scales())
         await ready(world, elastic("a", restart_s=5.0))
         await world.cycle(30.0)
         assert world.replicas("a") == 1, "it has not run for long enough"
@@ -33,7 +33,7 @@ async def test_a_job_grows_into_free_gpus_once_it_pays_and_shrinks_for_nobody_wh
 
 async def test_a_restart_that_costs_more_than_it_brings_is_left_alone():
     async with run_objectives(elastic_s=60.0, others_s=5.0) as world:
-        await world.loop.record_points(scales(rates=((1, 10.0), (2, 12.0))))
+        await world.loop.record_measurements(scales(rates=((1, 10.0), (2, 12.0))))
         await ready(world, elastic("a", restart_s=30.0))
         for _ in range(5):
             await world.cycle(60.0)
@@ -42,7 +42,7 @@ async def test_a_restart_that_costs_more_than_it_brings_is_left_alone():
 
 async def test_nobody_grows_while_work_waits_or_where_pools_are_observed():
     async with run_objectives(elastic_s=60.0, others_s=5.0) as world:
-        await world.loop.record_points(scales())
+        await world.loop.record_measurements(scales())
         await ready(world, elastic("a", restart_s=5.0), build_training_job("wide", replicas=1, gpus=4))
         await world.cycle(70.0)
         assert world.replicas("a") == 1
@@ -90,7 +90,7 @@ def test_points_that_were_told_are_those_that_curves_are_made_of():
 
 async def test_a_node_that_may_not_be_changed_offers_nothing():
     async with run_objectives(elastic_s=60.0, others_s=5.0) as world:
-        await world.loop.record_points(scales())
+        await world.loop.record_measurements(scales())
         await world.join(build_powered_node("other", pool="q", gpus=4))
         await ready(world, elastic("a", restart_s=5.0), build_training_job("b", gpus=1), nodes=("n1",))
         await world.cycle(70.0)

@@ -20,7 +20,7 @@ async def settled(world):
 async def begun(world, known, *requests):
     await world.join(build_powered_node("n1"), build_powered_node("n2"))
     await world.enforce("p")
-    await world.loop.record_points(known)
+    await world.loop.record_measurements(known)
     for request in requests:
         await world.loop.submit(request)
     await world.cycle()
@@ -69,7 +69,7 @@ async def test_without_anything_to_predict_from_the_reason_says_so():
         assert "no model of its kind of profile is learned yet" in said(world).reason
         assert "run eelctl profile import" in said(world).reason
         more = [point for name in ("a", "b", "c") for point in served(name, "G3")]
-        await world.loop.record_points(more)
+        await world.loop.record_measurements(more)
         for _ in range(3):
             await world.cycle()
             await settled(world)
@@ -89,7 +89,7 @@ async def test_a_prediction_that_is_seen_to_be_wrong_is_withdrawn_and_measured_p
         assert world.replicas("s") >= 3  # what was served is planned with, and not the prediction
         await rounds(world, 25, 90.0)
         assert world.replicas("s") >= 3
-        await world.loop.record_points(build_engine_points())
+        await world.loop.record_measurements(build_engine_points())
         await world.cycle()
         assert said(world).reason.endswith("measured on G2")
 

@@ -23,7 +23,7 @@ async def ready(world, *requests):
     """Two nodes that may be changed, and services that begin."""
     await world.join(build_powered_node("n1"), build_powered_node("n2"))
     await world.enforce("p")
-    await world.loop.record_points(build_engine_points())
+    await world.loop.record_measurements(build_engine_points())
     for request in requests:
         await world.loop.submit(request)
     await world.cycle()
@@ -76,7 +76,7 @@ async def test_without_points_there_is_a_reason_until_they_come():
         await world.cycle()
         assert "run eelctl profile import" in world.control_loop.objectives_status.unsteered["s"]
         assert world.control_loop.objectives_status.steering.services == ()
-        await world.loop.record_points(build_engine_points())
+        await world.loop.record_measurements(build_engine_points())
         await world.cycle()
         assert world.control_loop.objectives_status.unsteered == {}
         assert standing(world).target == 1

@@ -24,12 +24,12 @@ from eelgrid_controller.server.http.live_model import (
 from eelgrid_controller.state.events import (
     GpuLost,
     NodeLost,
-    PointsMeasured,
     PolicyChanged,
     WorkloadCancelled,
     WorkloadLimited,
     WorkloadMoved,
 )
+from eelgrid_controller.state.measurement_events import PointsMeasured
 from eelgrid_protos.messages import (
     BudgetScope,
     ListPromisesResponse,

@@ -9,7 +9,7 @@ from tests.builders.cluster import build_core, build_node, build_request
 
 from eelgrid_controller.queueing.runtime_estimates import estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.progress_events import RuntimeExpected
+from eelgrid_controller.state.measurement_events import RuntimeExpected
 from eelgrid_protos.messages import (
     AttemptState,
     AttemptStatus,

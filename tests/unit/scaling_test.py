@@ -11,13 +11,13 @@ from tests.state_invariants import check_invariants
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
-    PointsMeasured,
     WorkloadLimited,
     WorkloadPlaced,
     WorkloadScaled,
     event_from_plain,
     event_to_plain,
 )
+from eelgrid_controller.state.measurement_events import PointsMeasured
 from eelgrid_controller.state.measurements import MeasuredPoints
 from eelgrid_controller.state.node_allocations import ContradictoryEvent
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
@@ -260,13 +260,13 @@ def point(batch: int = 1, **changes) -> MeasuredPoint:
 
 def test_points_are_kept_the_newest_of_each_configuration():
     core = build_core(build_node("a"))
-    step = core.record_points([point(1), point(2), point(1, throughput_hz=11.0)], now_ns=6)
+    step = core.record_measurements([point(1), point(2), point(1, throughput_hz=11.0)], now_ns=6)
     assert [type(event) for event in step.events] == [PointsMeasured]
     assert step.result == 2
-    assert core.record_points([point(2)], now_ns=7).events == ()
+    assert core.record_measurements([point(2)], now_ns=7).events == ()
     assert [one.throughput_hz for one in core.state.points["chat"]] == [11.0, 10.0]
     latencies = (QuantileLatency(quantile=0.5, latency_s=0.1), QuantileLatency(quantile=0.99, latency_s=0.3))
-    core.record_points([point(2, latencies=latencies, power_w=300.0, power_limit_w=250.0)], now_ns=8)
+    core.record_measurements([point(2, latencies=latencies, power_w=300.0, power_limit_w=250.0)], now_ns=8)
     limited = core.state.points["chat"][2]
     assert (limited.latency_s, limited.power_w, limited.configuration.power_limit_w) == (
         {0.5: 0.1, 0.99: 0.3},
@@ -286,10 +286,10 @@ def test_a_copy_of_points_goes_on_apart():
 def test_points_have_a_limit():
     core = build_core(build_node("a"))
     core.state.points = MeasuredPoints(most=3)
-    core.record_points([point(batch) for batch in (1, 2, 3)], now_ns=6)
+    core.record_measurements([point(batch) for batch in (1, 2, 3)], now_ns=6)
     with pytest.raises(ResourceExhausted, match="3 points"):
-        core.record_points([point(4)], now_ns=7)
-    assert core.record_points([point(3, throughput_hz=5.0)], now_ns=8).result == 1
+        core.record_measurements([point(4)], now_ns=7)
+    assert core.record_measurements([point(3, throughput_hz=5.0)], now_ns=8).result == 1
 
 
 def test_the_events_come_back_from_the_journal():
@@ -298,7 +298,7 @@ def test_the_events_come_back_from_the_journal():
     steps = [
         core.scale("s", 4, now_ns=6),
         core.set_limit("s", 200.0, now_ns=7),
-        core.record_points([point()], now_ns=8),
+        core.record_measurements([point()], now_ns=8),
         core.scale("s", 1, now_ns=9),
         core.set_limit("s", None, now_ns=10),
     ]

@@ -188,7 +188,7 @@ def test_new_replicas_stand_before_old_ones_go():
     for key, rate_hz in (("s", 20.0), ("t", 5.0), ("u", 5.0)):
         core.submit(build_sliced_service(key, rate_hz), now_ns=5)
     carry_out_partitions(core)
-    core.record_points(build_slice_points(scale=0.5), now_ns=11)
+    core.record_measurements(build_slice_points(scale=0.5), now_ns=11)
     before = {key: set(list_seats(core, key)) for key in "stu"}
     change = search_partitions(core)
     first, second = change.stages
@@ -211,11 +211,11 @@ def test_new_replicas_stand_before_old_ones_go():
 def test_no_promise_is_broken_for_a_gain_alone():
     """Slices that carry twice as much could save a GPU, but the way there takes a service's only replica."""
     core = build_partitioned_core(build_mig_node("a"), build_mig_node("b"))
-    core.record_points(build_slice_points(scale=0.5), now_ns=4)
+    core.record_measurements(build_slice_points(scale=0.5), now_ns=4)
     for key, rate_hz in (("s", 25.0), ("t", 25.0), ("u", 5.0)):
         core.submit(build_sliced_service(key, rate_hz), now_ns=5)
     carry_out_partitions(core)
-    core.record_points(build_slice_points(), now_ns=11)
+    core.record_measurements(build_slice_points(), now_ns=11)
     change = search_partitions(core)
     assert (change.stages, change.recommendation.gain, change.recommendation.cost) == ((), 0.0, 0.0)
     # Who waits is worth it, and is told what it costs the others.
@@ -228,7 +228,7 @@ def test_no_promise_is_broken_for_a_gain_alone():
 def test_a_service_that_was_measured_on_whole_gpus_has_them():
     core = build_partitioned_core(build_mig_node("a"))
     (whole,) = (one for one in build_slice_points("wide", scale=2.0) if one.mig_profile == "7g.40gb")
-    core.record_points([replace(whole, mig_profile="")], now_ns=4)
+    core.record_measurements([replace(whole, mig_profile="")], now_ns=4)
     core.submit(build_sliced_service("s", 90.0, profile="wide"), now_ns=5)
     (stage,) = search_partitions(core).stages
     core.apply_partitions(stage, now_ns=6)
@@ -322,7 +322,7 @@ def test_what_cannot_be_served_is_named_and_the_others_are_planned():
         search_partitions(core)
     core.cancel("large", now_ns=8)
     # A service that runs and can be served no more is told, and left where it is.
-    core.record_points([replace(one, throughput_hz=0.1, latencies=()) for one in build_slice_points()], now_ns=11)
+    core.record_measurements([replace(one, throughput_hz=0.1, latencies=()) for one in build_slice_points()], now_ns=11)
     with pytest.raises(UnservableService, match="service s"):
         search_partitions(core)
 

@@ -1,5 +1,7 @@
 """How long replicas take to serve is measured, apart for nodes with their model data, and services are planned with it."""
 
+import contextlib
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,8 +9,10 @@ from tests.builders.objectives import build_powered_node, build_service, run_obj
 from tests.unit.objectives_services_test import ready, rounds, standing
 
 from eelgrid_controller.objectives.observation import ClusterObservation, ObservedNode
-from eelgrid_controller.objectives.start_times import StartTime, StartTimes
+from eelgrid_controller.objectives.start_times import StartTime, StartTimes, find_start_time, is_divided
+from eelgrid_controller.runtime.sqlite_journal import open_journal
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.measurements import MeasuredStart, ReplicaStarts
 from eelgrid_protos.messages import ModelData, Placement, Workload, WorkloadPhase
 
 BEGIN_S = 1_700_000_000.0
@@ -31,6 +35,7 @@ class Starts:
             "far": ObservedNode(build_powered_node("far"), is_ready=True),
         }
         self.serving = set()
+        self.kept = ReplicaStarts()
 
     def cycle(self, count=1, *, grown=frozenset()):
         for _ in range(count):
@@ -38,6 +43,7 @@ class Starts:
             world = ClusterObservation(at_s=self.now_s, policy=self.policy, nodes=self.nodes)
             self.times.observe_places("s", self.workload, world)
             self.times.observe_pages("s", self.serving, grown, world)
+            self.kept.add_starts(self.times.collect_measured())
 
     def place(self, replica, node="far"):
         places = {one.replica: one for one in self.workload.placements} | {
@@ -53,7 +59,11 @@ class Starts:
         self.cycle(**known)
 
     def find(self, **near):
-        return self.times.find("s", self.stated_s, near)
+        return find_start_time(self.kept.get("s"), self.stated_s, near.get("s"))
+
+    @property
+    def is_divided(self):
+        return is_divided(self.kept.get("s"))
 
 
 def test_until_a_start_was_seen_what_is_stated_holds():
@@ -118,7 +128,7 @@ def test_a_replica_that_moves_starts_again_and_one_that_goes_or_has_grown_is_no_
     starts.start(0, 3)
     starts.serving.clear()
     starts.start(0, 30, "near")
-    assert starts.times.is_divided("s")
+    assert starts.is_divided
     gone = Starts(stated_s=1000.0)
     gone.cycle()
     gone.place(0)
@@ -134,14 +144,14 @@ def test_starts_with_the_model_data_are_apart_from_those_without():
     starts = Starts(stated_s=1000.0)
     starts.cycle()
     starts.start(0, 60, "far")
-    assert not starts.times.is_divided("s")
+    assert not starts.is_divided
     # Whoever has the data takes no longer than whoever fetches them.
     assert starts.find(s=True).seconds == starts.find(s=False).seconds == starts.find().seconds == 360.0
     starts.start(1, 3, "near")
-    assert starts.times.is_divided("s")
+    assert starts.is_divided
     assert (starts.find(s=True).seconds, starts.find(s=False).seconds) == (20.0, 360.0)
-    starts.times.forget("s")
-    assert not starts.times.is_divided("s")
+    starts.kept.forget("s")
+    assert not starts.is_divided
     assert not starts.find().is_measured
 
 
@@ -158,7 +168,7 @@ def test_work_that_names_no_model_data_has_one_kind_of_start():
     starts.cycle()
     starts.start(0, 60, "far")
     starts.start(1, 3, "near")
-    assert not starts.times.is_divided("s")
+    assert not starts.is_divided
     assert starts.find().seconds == 360.0
 
 
@@ -197,10 +207,33 @@ async def test_the_next_start_is_planned_by_whether_its_node_has_the_model_data(
         await rounds_of(world, 6, 150.0, missing=range(2, 8))
         await rounds_of(world, 3, 150.0)
         assert {one.node_name for one in world.workload("s").placements} == {"near", "far"}
-        assert world.control_loop._desk.list_divided_starts() == ["s"]
-        assert (await world.control_loop._find_near({"s": world.workload("s")})) == {"s": False}
+        assert is_divided(world.loop.core.state.starts.get("s"))
+        assert (await world.control_loop._find_near({"s": world.workload("s")}, ["s"])) == {"s": False}
         await world.join(replace(near, node_name="near2"))
-        assert (await world.control_loop._find_near({"s": world.workload("s")})) == {"s": True}
+        assert (await world.control_loop._find_near({"s": world.workload("s")}, ["s"])) == {"s": True}
+
+
+async def test_what_was_measured_is_kept_over_a_restart_as_long_as_the_service_lives(tmp_path):
+    with contextlib.closing(open_journal(tmp_path, new_cluster_id="c")) as journal:
+        async with run_objectives(journal) as world:
+            await ready(world, build_service("s", replicas_most=8))
+            await rounds(world, 2, 5.0)
+            await rounds(world, 8, 90.0, missing=range(1, 8))
+            await rounds(world, 4, 90.0)
+            known, now_s = world.control_loop.objectives_status.services["s"].start, world.now_s
+            assert known.is_measured
+    with contextlib.closing(open_journal(tmp_path, new_cluster_id="c")) as journal:
+        async with run_objectives(journal, start_s=now_s + 100.0) as world:
+            await rounds_of(world, 2, 90.0)
+            assert world.control_loop.objectives_status.services["s"].start == known
+            starts = world.loop.core.state.starts
+            assert starts.get("s")
+            assert ReplicaStarts.load(json.loads(json.dumps(starts.dump()))).dump() == starts.dump()
+            await world.loop.cancel("s")
+            assert starts.select({"s"}) == {}
+            # A start that was measured while its service ended is no event.
+            late = MeasuredStart(workload_id="s", had_model_data=False, least_s=1.0, most_s=2.0)
+            assert await world.loop.record_measurements((), (late,)) == 0
 
 
 async def rounds_of(world, count, rate_hz, **changes):

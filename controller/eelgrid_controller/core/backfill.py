@@ -79,9 +79,9 @@ from eelgrid_controller.state.events import (
     WorkloadRetried,
     WorkloadScaled,
 )
+from eelgrid_controller.state.measurement_events import RuntimeExpected, WorkloadShareChanged
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
 from eelgrid_controller.state.pending_reasons import PendingConstraint
-from eelgrid_controller.state.progress_events import RuntimeExpected, WorkloadShareChanged
 from eelgrid_controller.state.runtime_history import uses_presumed_runtimes
 from eelgrid_controller.state.takeover_events import NodeHeard, NodeReconciled, StartsResumed
 from eelgrid_protos.messages import (

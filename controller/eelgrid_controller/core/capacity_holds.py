@@ -13,11 +13,12 @@ want of something else to end. What is tried before it in the round, or has a hi
 Bounds. H is the policy's (`capacity_hold_s`), a sixteenth of the half-life by default. A queue holds capacity for at most H
 without a start, and then not for 4 H: so nobody waits for work that never ends, and at most a fifth of the time of the
 held nodes is spent waiting. Holds are derived in each round, at most one in a tree, for the first 8 queues with such work,
-on disjoint nodes; a restart forgets since when. Work with a reserved start (core.backfill) needs none.
+on disjoint nodes; since when is an event, so that a restart prolongs none. Work with a reserved start (core.backfill) needs none.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
@@ -28,7 +29,9 @@ from eelgrid_controller.queueing.admission import QueueIndex
 from eelgrid_controller.queueing.past_use import PastUse, UseExchange
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import OpportunityPrices
+from eelgrid_controller.state.events import CapacityHoldsChanged
 from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.pending_queue import BarredQueue, HeldQueue
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.queue_usage import count_request
 from eelgrid_protos.messages import Workload, WorkloadKind, WorkloadSpec
@@ -62,14 +65,15 @@ class CapacityHolds:
         self, state: ClusterState, placer: WorkloadPlacer, queues: QueueIndex, backfill: BackfillPlanner
     ) -> None:
         self._state, self._placer, self._queues, self._backfill = state, placer, queues, backfill
-        # Of the round under way, or of the last one; and of the one before, which hold until a round has made others.
-        self._holds: list[CapacityHold] = []
+        # Of the round under way, or of the last one; and of the one before, which hold until a round has made others. Which
+        # nodes were held before a restart is not known: the round that follows finds them again.
+        self._holds = [_restore_hold(held, state) for held in state.pending.held]
         self._before: list[CapacityHold] = []
         self._in_round = False
         # The queues that were asked for in this round: of each the first work that waits for capacity.
         self._considered = set[str]()
         # By queue: until when it gets no hold.
-        self._barred_ns: dict[str, int] = {}
+        self._barred_ns = {one.queue: one.until_ns for one in state.pending.barred}
 
     @property
     def _limit_s(self) -> float:
@@ -90,9 +94,16 @@ class CapacityHolds:
         self._before, self._holds, self._in_round = self._holds, [], True
         self._considered.clear()
 
-    def end_round(self) -> None:
-        """Ends a round."""
+    def end_round(self, now_ns: int) -> Iterator[CapacityHoldsChanged]:
+        """Ends a round; yields what it has changed, for the restart of another core."""
         self._in_round = False
+        held = tuple(
+            HeldQueue(queue=one.queue, workload_id=one.workload_id, since_ns=one.since_ns)
+            for one in sorted(self._list_pending(self._holds), key=attrgetter("queue"))
+        )
+        barred = tuple(BarredQueue(queue=name, until_ns=self._barred_ns[name]) for name in sorted(self._barred_ns))
+        if (held, barred) != (self._state.pending.held, self._state.pending.barred):
+            yield CapacityHoldsChanged(time_ns=now_ns, held=held, barred=barred)
 
     def is_due(self, now_ns: int) -> bool:
         """Returns whether a round is due because a hold has lasted for as long as it may."""
@@ -255,6 +266,18 @@ class CapacityHolds:
             if snapshot.nodes.available[row] and name not in closed
         ]
         return [name for _, _, name in sorted(found)]
+
+
+def _restore_hold(held: HeldQueue, state: ClusterState) -> CapacityHold:
+    workload = state.workloads.get(held.workload_id)
+    return CapacityHold(
+        workload_id=held.workload_id,
+        queue=held.queue,
+        root="",
+        priority=0 if workload is None else workload.spec.priority,
+        since_ns=held.since_ns,
+        node_names=NO_NODES,
+    )
 
 
 def _touches(decision: PlacementDecision, names: frozenset[str]) -> bool:

@@ -67,6 +67,7 @@ from eelgrid_controller.core.workloads import (
     get_workload,
     get_workload_or_array,
     plan_adoption,
+    plan_measurements,
     plan_migration,
     plan_scaling,
     resolve_models,
@@ -95,7 +96,6 @@ from eelgrid_controller.state.events import (
     NodeOccupied,
     NodesRemoved,
     NodeUncordoned,
-    PointsMeasured,
     PolicyChanged,
     SpendingJudged,
     WorkloadCancelled,
@@ -107,6 +107,8 @@ from eelgrid_controller.state.events import (
     WorkloadRetried,
     check_readable,
 )
+from eelgrid_controller.state.measurement_events import PointsMeasured
+from eelgrid_controller.state.measurements import MeasuredStart
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, is_sliced
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.policy import changes_starts, revise_policy
@@ -114,7 +116,7 @@ from eelgrid_controller.state.spending import OverspentLimit, spending_key
 from eelgrid_controller.state.takeover_events import NodeHeard, PlansWithdrawn
 from eelgrid_kernels.node_cost import cluster_power
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
     AttemptStatus,
     DrainedWorkload,
@@ -420,18 +422,13 @@ class Core:
         self._chooser.allowance.record_lowered_limit(workload_id, workload.power_limit_w)
         return self._finish_step((event,), workload_id, now_ns)
 
-    def record_points(self, points: Sequence[MeasuredPoint], *, now_ns: int) -> CoreStep[int]:
-        """Stores measured points; returns how many are new or changed. Raises ResourceExhausted."""
-        news = self.state.points.select_changed(points)
-        if not news:
-            return CoreStep((), 0, frozenset())
-        if not self.state.points.has_room_for(news):
-            raise ResourceExhausted(
-                f"{self.state.points.most} points are kept at the most; measure fewer configurations"
-            )
-        event = PointsMeasured(time_ns=now_ns, points=news)
-        self._apply(event)
-        return CoreStep((event,), len(news), frozenset())
+    def record_measurements(
+        self, points: Sequence[MeasuredPoint], starts: Sequence[MeasuredStart] = (), *, now_ns: int
+    ) -> CoreStep[int]:
+        """Stores measured points, and starts of live services; returns how many are new or changed. Raises ResourceExhausted."""
+        events = plan_measurements(self.state, points, starts, now_ns=now_ns)
+        count = sum(len(one.points if isinstance(one, PointsMeasured) else one.starts) for one in events)
+        return CoreStep(events, count, self._apply_all(events))
 
     def register_node(
         self, inventory: Inventory, *, now_ns: int, plan_epoch: int = 0, claim: PlanClaim | None = None

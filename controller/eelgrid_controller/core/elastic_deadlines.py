@@ -34,7 +34,7 @@ from eelgrid_controller.queueing.elastic_shares import (
 from eelgrid_controller.queueing.runtime_estimates import compute_end_ns, estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event, PricesQuoted, WorkloadScaled
-from eelgrid_controller.state.progress_events import WorkloadShareChanged
+from eelgrid_controller.state.measurement_events import WorkloadShareChanged
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Workload, WorkloadPhase, WorkloadSpec

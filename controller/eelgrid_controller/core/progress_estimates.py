@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from eelgrid_controller.queueing.runtime_estimates import compute_end_ns, estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.progress_events import RuntimeExpected
+from eelgrid_controller.state.measurement_events import RuntimeExpected
 from eelgrid_protos.messages import AttemptStatus, JobProgress, Workload, WorkloadPhase
 
 _NS = 10**9

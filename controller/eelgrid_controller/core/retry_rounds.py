@@ -126,7 +126,7 @@ class RetryRounds:
         self._learned = self._state.revision, step.failed
         if self._resume is None and self._fair_round is None:
             step.apply_all(self._backfill.end_round(now_ns))
-            self._holds.end_round()
+            step.apply_all(self._holds.end_round(now_ns))
         return step.events, step.nodes
 
     def _continue_round(self, step: "_RetryStep", now_ns: int) -> None:

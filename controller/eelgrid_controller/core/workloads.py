@@ -1,4 +1,4 @@
-"""Changes to workloads as events: admission, adoption, scaling and migration.
+"""Changes to workloads as events: admission, adoption, scaling, migration, and what is measured of them.
 
 Each `plan_*` function checks a request against the state and returns the event or events; the core applies them. Must
 not know which engine found work, why a number of replicas is wanted, or how places and moves are found (placement).
@@ -52,6 +52,8 @@ from eelgrid_controller.state.events import (
     WorkloadScaled,
     WorkloadSubmitted,
 )
+from eelgrid_controller.state.measurement_events import PointsMeasured, StartsMeasured
+from eelgrid_controller.state.measurements import MeasuredStart
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, is_sliced, make_assignment
 from eelgrid_kernels.arrays import Task
 from eelgrid_kernels.node_cost import node_power
@@ -60,6 +62,7 @@ from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from eelgrid_protos.messages import (
     Gpu,
+    MeasuredPoint,
     Mobility,
     Move,
     Placement,
@@ -655,3 +658,22 @@ def _room_problem(state: ClusterState, ledgers: dict[str, NodeRecord], move: Mov
         came = ((move.workload_id, item.source.replica) for item in move.replicas)
         power.alter([ledgers[name] for name in names], came)
     return ""
+
+
+def plan_measurements(
+    state: ClusterState, points: Sequence[MeasuredPoint], starts: Sequence[MeasuredStart], *, now_ns: int
+) -> tuple[PointsMeasured | StartsMeasured, ...]:
+    """Returns the events that store what is new or changed of points, and the starts of live services.
+
+    Raises ResourceExhausted.
+    """
+    events: list[PointsMeasured | StartsMeasured] = []
+    news = state.points.select_changed(points)
+    if news and not state.points.has_room_for(news):
+        raise ResourceExhausted(f"{state.points.most} points are kept at the most; measure fewer configurations")
+    if news:
+        events.append(PointsMeasured(time_ns=now_ns, points=news))
+    live = tuple(start for start in starts if start.workload_id in state.live_ids)
+    if live:
+        events.append(StartsMeasured(time_ns=now_ns, starts=live))
+    return tuple(events)

@@ -91,7 +91,7 @@ from eelgrid_controller.objectives.services.autoscaler import (
 )
 from eelgrid_controller.objectives.services.service_metrics import ScrapeTarget
 from eelgrid_controller.objectives.services.service_model import calibration_factor
-from eelgrid_controller.state.measurements import WorkInterval
+from eelgrid_controller.state.measurements import MeasuredStart, WorkInterval
 from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_controller.state.policy import make_budget_key
 from eelgrid_protos.catalogue.loader import Catalogue
@@ -419,6 +419,7 @@ class CycleResult(NamedTuple):
     said: tuple[tuple[str, str], ...] = ()  # for the log, by workload
     worked: tuple[WorkInterval, ...] = ()  # by workloads, since the turn before
     progress: Mapping[str, ProgressReading] = MappingProxyType({})  # of jobs with an elastic deadline
+    starts: tuple[MeasuredStart, ...] = ()  # of services' replicas
 
 
 class ControlCycle:
@@ -497,6 +498,7 @@ class ControlCycle:
             tuple(told),
             (*self._services.collect_work(), *self._jobs.collect_work()),
             self._jobs.collect_progress(),
+            self._services.collect_starts(),
         )
 
     def record_request(self, limit: LimitChange, epochs: dict[str, int], at_s: float) -> None:
@@ -513,10 +515,6 @@ class ControlCycle:
     def needs_related_points(self) -> bool:
         """Whether a job is to be taken up, which may learn from the points of other profiles."""
         return self._jobs.has_unstarted
-
-    def list_divided_starts(self) -> list[str]:
-        """Services of which it matters whether the next replica has its model data."""
-        return self._services.list_divided_starts()
 
     def unmanaged_reasons(self) -> dict[str, str]:
         """Workloads with a promise that are not managed, and why."""

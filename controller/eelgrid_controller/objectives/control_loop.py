@@ -49,6 +49,7 @@ from eelgrid_controller.objectives.power.control_events import (
 from eelgrid_controller.objectives.predicted_plans import PredictedPlans
 from eelgrid_controller.objectives.service_observer import RoomTimes
 from eelgrid_controller.objectives.services.service_metrics import ScrapeRound, ScrapeTarget
+from eelgrid_controller.objectives.start_times import is_divided
 from eelgrid_controller.objectives.status import (
     ControlCounts,
     budget_statuses,
@@ -66,7 +67,7 @@ from eelgrid_controller.state.events import (
     WorkloadCompleted,
     WorkloadSubmitted,
 )
-from eelgrid_controller.state.measurements import JOB_PROFILE_PREFIX, WorkInterval, make_job_profile_name
+from eelgrid_controller.state.measurements import JOB_PROFILE_PREFIX, MeasuredStart, WorkInterval, make_job_profile_name
 from eelgrid_controller.state.policy import make_budget_key
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.catalogue.loader import Catalogue
@@ -168,8 +169,8 @@ class ControllerCommands(Protocol):
     async def record_progress(self, workload_id: str, work_done: float, at_ns: int) -> None:
         """How much a job with an elastic deadline had done at a time."""
 
-    async def record_points(self, points: Sequence[MeasuredPoint]) -> int:
-        """Points that were measured; how many are new."""
+    async def record_measurements(self, points: Sequence[MeasuredPoint], starts: Sequence[MeasuredStart] = ()) -> int:
+        """Points and starts that were measured; how many are new."""
 
 
 class PageScraper(Protocol):
@@ -485,6 +486,7 @@ class ControlLoop:
         policy, outside = await self._loop.read(lambda core: core.state.policy), self._loop.outside
         draws = await self._sums.node_draws_if_due(policy, self._unsteered)
         free = await self._sums.free_gpus_if_due(workloads.values())
+        starts = await self._loop.read(lambda core: core.state.starts.select(workloads))
         return ClusterObservation(
             at_s=self._steady.now_s(),
             policy=policy,
@@ -503,13 +505,14 @@ class ControlLoop:
             grown=dict(outside.grown),
             serving=dict(outside.serving),
             room_s=self._room.list_times_s(),
-            near=await self._find_near(workloads),
+            starts=starts,
+            near=await self._find_near(workloads, [name for name, some in starts.items() if is_divided(some)]),
         )
 
-    async def _find_near(self, workloads: Mapping[str, Workload]) -> dict[str, bool]:
-        """Returns whether the next replica of services would have its model data, of those for which that matters."""
+    async def _find_near(self, workloads: Mapping[str, Workload], names: Sequence[str]) -> dict[str, bool]:
+        """Returns whether the next replica of each service would have its model data."""
         found: dict[str, bool] = {}
-        for name in [name for name in self._desk.list_divided_starts() if name in workloads][:_ASKED_MOST]:
+        for name in names[:_ASKED_MOST]:
             spec = workloads[name].spec
             with contextlib.suppress(Fault, ContractError):
                 tried = SubmitWorkloadRequest(spec=replace(spec, replicas=1), dry_run=True)
@@ -559,8 +562,7 @@ class ControlLoop:
             await self._limit(limit)
         if turn.division is not None:
             self._divisions.submit(turn.division)
-        if turn.points:
-            await self._record(turn.points)
+        await self._record(turn.points, turn.starts)
 
     async def _report_limits(self, world: ClusterObservation) -> None:
         """Before the commands: what this turn lowers, the core counts as it was until the next."""
@@ -569,16 +571,17 @@ class ControlLoop:
             self._read_w = read_back_limits(world, jobs) if world.policy.budgets else {}
             await self._loop.report_limits(self._read_w)
 
-    async def _record(self, points: Sequence[MeasuredPoint]) -> None:
-        for start in range(0, len(points), POINTS_A_CALL_MOST):
-            part = points[start : start + POINTS_A_CALL_MOST]
+    async def _record(self, points: Sequence[MeasuredPoint], starts: Sequence[MeasuredStart] = ()) -> None:
+        most = POINTS_A_CALL_MOST
+        for first in range(0, max(len(points), len(starts)), most):
+            some, begun = points[first : first + most], starts[first : first + most]
             try:
-                recorded = await self._loop.record_points(part)
+                recorded = await self._loop.record_measurements(some, begun)
             except Exception as error:  # noqa: BLE001  # what was not learned is learned again
-                self._log_refusal("record", "points=%s recorded=%d refused=%s", str(len(part)), 0, error)
+                self._log_refusal("record", "points=%s recorded=%d refused=%s", str(len(some)), 0, error)
                 continue
             self.counts.done["record"] += 1
-            self._log.info("points=%d recorded=%d source=telemetry", len(part), recorded)
+            self._log.info("points=%d starts=%d recorded=%d source=telemetry", len(some), len(begun), recorded)
 
     async def _record_progress(self, name: str, progress: ProgressReading) -> None:
         """Tells the core how far a job with an elastic deadline is."""

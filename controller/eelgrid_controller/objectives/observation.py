@@ -39,6 +39,7 @@ from eelgrid_controller.objectives.services.service_metrics import ScrapeRound
 from eelgrid_controller.placement.power import find_kept_budget_w, find_power_limit_range
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.engine_reports import ReplicaBounds
+from eelgrid_controller.state.measurements import MeasuredStart
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.policy import is_pool_enforced
 from eelgrid_controller.state.telemetry import Telemetry
@@ -236,6 +237,7 @@ class ClusterObservation:
     bounds: Mapping[str, ReplicaBounds] = field(default_factory=dict)  # of replicas, narrower than promised
     pages: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # of metrics, where no promise can say it
     grown: Mapping[str, frozenset[int]] = field(default_factory=dict)  # replicas that did not begin just now
+    starts: Mapping[str, tuple[MeasuredStart, ...]] = field(default_factory=dict)  # of services, oldest first
     room_s: Mapping[str, float] = field(default_factory=dict)  # how long others took to make room for services
     near: Mapping[str, bool] = field(
         default_factory=dict

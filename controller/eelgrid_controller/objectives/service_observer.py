@@ -33,7 +33,7 @@ from eelgrid_controller.objectives.services.service_metrics import (
     served_increment,
     service_window,
 )
-from eelgrid_controller.objectives.start_times import StartTime, StartTimes
+from eelgrid_controller.objectives.start_times import StartTime, StartTimes, find_start_time
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.engine_reports import ReplicaBounds
 from eelgrid_controller.state.events import (
@@ -45,7 +45,7 @@ from eelgrid_controller.state.events import (
     WorkloadPlaced,
     WorkloadScaled,
 )
-from eelgrid_controller.state.measurements import REQUEST, TOKEN, WorkInterval
+from eelgrid_controller.state.measurements import REQUEST, TOKEN, MeasuredStart, WorkInterval
 from eelgrid_protos.messages import MetricsSource, ServicePromise, Workload
 
 _STARTED = "process_start_time_seconds"  # tells that a process began anew
@@ -299,9 +299,9 @@ class ServiceObserver:
         managed = {name: one for name, one in self._services.items() if isinstance(one.promised, AutoscalerTarget)}
         return {name: one.seen._replace(start=one.start) for name, one in managed.items()}
 
-    def list_divided_starts(self) -> list[str]:
-        """Services of which it matters whether the next replica has its model data."""
-        return [name for name in self._services if self._starts.is_divided(name)]
+    def collect_starts(self) -> tuple[MeasuredStart, ...]:
+        """The starts of replicas that were measured since the last time."""
+        return self._starts.collect_measured()
 
     def unmanaged_reasons(self) -> dict[str, str]:
         """Services that are not managed, and why."""
@@ -368,7 +368,7 @@ class ServiceObserver:
     ) -> list[ControlEvent]:
         stated = workload.spec.service
         assert stated is not None, "services have a promise"
-        service.start = self._starts.find(name, stated.start_s, world.near)
+        service.start = find_start_time(world.starts.get(name, ()), stated.start_s, world.near.get(name))
         promise = replace(stated, start_s=service.start.seconds + world.room_s.get(name, 0.0))
         workload = replace(workload, spec=replace(workload.spec, service=promise))
         models = tuple(sorted(gpu_models_of(workload, world)))

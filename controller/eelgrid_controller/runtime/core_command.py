@@ -121,3 +121,8 @@ def describe_end(error: Exception) -> Fault:
     if isinstance(error, ControllerError):
         return Unavailable(str(error))
     return Internal("a fault in the controller, which ends; its log has the details, and whether this is done")
+
+
+def change_nothing(_core: Core, _now_ns: int) -> CoreStep[None]:
+    """Applies a command that is about its audit entries, or about being first."""
+    return CoreStep((), None, frozenset())

@@ -24,7 +24,7 @@ from eelgrid_controller.partition.survey import SurveyedGpu
 from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of
 from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.config import ControllerConfig
-from eelgrid_controller.runtime.core_command import CoreCommand, PrecedingChanges, describe_end
+from eelgrid_controller.runtime.core_command import CoreCommand, PrecedingChanges, change_nothing, describe_end
 from eelgrid_controller.runtime.journal_writer import STEP_PAUSE_S, CheckpointWriter, JournalWriter, journal_fault
 from eelgrid_controller.runtime.kernel_compilation import KernelReadiness
 from eelgrid_controller.runtime.term_claims import TermClaims
@@ -35,6 +35,7 @@ from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
 from eelgrid_controller.state.events import DeadlineBroken, Event, UnreadableEvent
 from eelgrid_controller.state.journal import Journal
+from eelgrid_controller.state.measurements import MeasuredStart
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Internal, NotLeader, ResourceExhausted, Unavailable
@@ -61,10 +62,6 @@ _STOPPING = "the controller is stopping; repeat the call when it is back"
 _UNREADABLE = "this would write what could not be read back, so nothing was done; see the log"
 # Lost nodes are removed after days, so a scan of all nodes once a minute is enough.
 _EXPIRY_EVERY_S = 60.0
-
-
-def _change_nothing(_core: Core, _now_ns: int) -> CoreStep[None]:
-    return CoreStep((), None, frozenset())
 
 
 class ControllerLoop:
@@ -141,7 +138,7 @@ class ControllerLoop:
         self._preceding.begin(recovered.state)
         if not self._preceding.is_begun:
             # Starts the first batch at once; nobody waits for it, since a full disk may refuse it.
-            self._queue_own(_change_nothing)
+            self._queue_own(change_nothing)
         self._tasks = [asyncio.create_task(self._guard(part)) for part in (self._run, self._tick)]
         return recovered
 
@@ -363,13 +360,17 @@ class ControllerLoop:
         """Changes MIG layouts and moves services to other slices, all or nothing."""
         await self.command(lambda core, now_ns: core.apply_partitions(change, now_ns=now_ns), call=call)
 
-    async def record_points(self, points: Sequence[MeasuredPoint], *, call: AuditedCall | None = None) -> int:
-        """Stores measured points; returns how many are new or changed."""
-        return await self.command(lambda core, now_ns: core.record_points(points, now_ns=now_ns), call=call)
+    async def record_measurements(
+        self, points: Sequence[MeasuredPoint], starts: Sequence[MeasuredStart] = (), *, call: AuditedCall | None = None
+    ) -> int:
+        """Stores measured points, and starts of live services; returns how many are new or changed."""
+        return await self.command(
+            lambda core, now_ns: core.record_measurements(points, starts, now_ns=now_ns), call=call
+        )
 
     async def audit(self, entries: Sequence[AuditEntry]) -> None:
         """Writes audit entries of calls that changed nothing in the journal; returns when on disk. Raises Fault."""
-        await self.command(_change_nothing, entries=tuple(entries))
+        await self.command(change_nothing, entries=tuple(entries))
 
     async def register_node(self, inventory: Inventory, *, plan_epoch: int = 0, claim: PlanClaim | None = None) -> None:
         """Registers a node with its inventory, and the plan that its agent claims to hold."""

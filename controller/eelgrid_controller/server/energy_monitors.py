@@ -32,12 +32,12 @@ from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.events import (
     Event,
-    PointsMeasured,
     PolicyChanged,
     PricesQuoted,
     SpendingJudged,
     WorkloadDeferred,
 )
+from eelgrid_controller.state.measurement_events import PointsMeasured, StartsMeasured
 from eelgrid_controller.state.spending import (
     LimitStatus,
     PeriodBounds,
@@ -350,7 +350,7 @@ _TURN_S = 1.0
 _RESTART_S = 60.0
 # Events that wait for a turn; beyond, to begin anew costs no more.
 _BEHIND_MOST = 50_000
-_OF_NO_ACCOUNT = (PricesQuoted, WorkloadDeferred, PointsMeasured, SpendingJudged)
+_OF_NO_ACCOUNT = (PricesQuoted, WorkloadDeferred, PointsMeasured, StartsMeasured, SpendingJudged)
 
 
 class SavedDay:

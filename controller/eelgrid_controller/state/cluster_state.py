@@ -43,6 +43,7 @@ from eelgrid_controller.state.events import (
     ArraySubmitted,
     AttemptEnded,
     AttemptStarted,
+    CapacityHoldsChanged,
     DeadlineBroken,
     DevicesCorrected,
     Event,
@@ -55,7 +56,6 @@ from eelgrid_controller.state.events import (
     NodesRemoved,
     NodeUncordoned,
     PartitionsPlanned,
-    PointsMeasured,
     PolicyChanged,
     PreemptionRefused,
     PreemptionStarted,
@@ -84,7 +84,13 @@ from eelgrid_controller.state.interruptions import InterruptionHistory
 from eelgrid_controller.state.job_dependencies import DependentWorkloads
 from eelgrid_controller.state.journal import JournalSanitizer, digest_of
 from eelgrid_controller.state.journal_losses import JournalLosses
-from eelgrid_controller.state.measurements import MeasuredPoints, make_job_profile_name
+from eelgrid_controller.state.measurement_events import (
+    PointsMeasured,
+    RuntimeExpected,
+    StartsMeasured,
+    WorkloadShareChanged,
+)
+from eelgrid_controller.state.measurements import MeasuredPoints, ReplicaStarts, make_job_profile_name
 from eelgrid_controller.state.node_allocations import (
     ContradictoryEvent,
     DurableNode,
@@ -105,7 +111,6 @@ from eelgrid_controller.state.node_allocations import (
 from eelgrid_controller.state.nominations import Nominations
 from eelgrid_controller.state.pending_queue import PendingQueue
 from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned, policy_to_plain
-from eelgrid_controller.state.progress_events import RuntimeExpected, WorkloadShareChanged
 from eelgrid_controller.state.queue_usage import QueueUsageState
 from eelgrid_controller.state.runtime_history import RuntimeHistory
 from eelgrid_controller.state.spending import SpendingState
@@ -141,6 +146,7 @@ class ClusterState:
         self.demand = Demand()
         self.market = PriceMarket()
         self.points = MeasuredPoints()
+        self.starts = ReplicaStarts()
         self.spending = SpendingState()
         self.queue_usage = QueueUsageState()
         self.runtimes = RuntimeHistory()
@@ -188,7 +194,7 @@ class ClusterState:
         twin.queue_usage, twin.runtimes = self.queue_usage.copy(), self.runtimes.copy()
         twin.nominations, twin.interruptions = self.nominations.copy(), self.interruptions.copy()
         twin.broken_deadlines = self.broken_deadlines.copy()
-        twin.losses = self.losses.copy()
+        twin.losses, twin.starts = self.losses.copy(), self.starts.copy()
         twin.draining, twin._numbers, twin.doubted = self.draining.copy(), self._numbers.copy(), self.doubted.copy()
         twin._ended_counts = self._ended_counts.copy()
         twin.dependents, twin.arrays, twin._kept = self.dependents.copy(), self.arrays.copy(), self._kept.copy()
@@ -231,6 +237,7 @@ class ClusterState:
 
     def apply(self, event: Event) -> frozenset[str]:
         """Applies an event; returns the nodes on which something changed. Raises ContradictoryEvent."""
+        touched = frozenset[str]()
         match event:
             case WorkloadSubmitted() | ArraySubmitted():
                 touched = self._apply_submitted(event)
@@ -270,14 +277,16 @@ class ClusterState:
                 touched = self._apply_limited(event)
             case PointsMeasured():
                 self.points.add_points(event.points)
-                touched = frozenset()
+            case StartsMeasured():
+                self.starts.add_starts(event.starts)
+            case CapacityHoldsChanged():
+                self.pending.held, self.pending.barred = event.held, event.barred
             case PartitionsPlanned():
                 touched = self._apply_partitioned(event)
             case DevicesCorrected():
                 touched = self._apply_corrected(event)
             case SpendingJudged():
                 self.spending.set_overspent(event.over)
-                touched = frozenset()
             case NodeCordoned() | NodeUncordoned():
                 touched = self._apply_cordon(event)
             case WorkloadEvicted() | WorkloadRetried():
@@ -449,6 +458,7 @@ class ClusterState:
         self.nominations.end(key)
         self.explanations.forget_workload(key)
         self.points.forget_profile(make_job_profile_name(key))
+        self.starts.forget(key)
         self.runtimes.record_end(self.policy, workload, phase, now_ns)
         # One of which the start was lost holds nothing here.
         held = workload.placements if workload.phase is WorkloadPhase.PLACED else ()
@@ -712,6 +722,8 @@ class ClusterState:
         dump.add_later("interruptions", self.interruptions.copy().dump, is_kept_empty=False)
         dump.add_later("nominations", self.nominations.copy().dump, is_kept_empty=False)
         dump.add_later("gangs", self.gangs.copy().dump, is_kept_empty=False)
+        dump.add_later("starts", self.starts.copy().dump, is_kept_empty=False)
+        dump.add_later("capacity_holds", self.pending.copy().dump_holds, is_kept_empty=False)
         return dump
 
     def dump(self) -> dict[str, Any]:
@@ -748,6 +760,8 @@ class ClusterState:
         state.runtimes = RuntimeHistory.load(plain.get("runtimes", {}))
         state.interruptions = InterruptionHistory.load(plain.get("interruptions", {}))
         state.nominations = Nominations.load(plain.get("nominations", ()))
+        state.starts = ReplicaStarts.load(plain.get("starts", ()))
+        state.pending.load_holds(plain.get("capacity_holds", {}))
         return state
 
     def _load_workloads(self, plain: Mapping[str, Any], healer: JournalSanitizer) -> None:

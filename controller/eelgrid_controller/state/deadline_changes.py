@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from eelgrid_controller.state.events import DeadlineBroken, MovedStart, PromisesMoved
+from eelgrid_controller.state.measurement_events import RuntimeExpected, WorkloadShareChanged
 from eelgrid_controller.state.node_allocations import ContradictoryEvent
-from eelgrid_controller.state.progress_events import RuntimeExpected, WorkloadShareChanged
 from eelgrid_protos.messages import DeadlineBreach, Workload, WorkloadPhase
 
 DeadlineEvent = DeadlineBroken | WorkloadShareChanged | PromisesMoved | RuntimeExpected

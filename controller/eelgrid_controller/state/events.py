@@ -32,8 +32,14 @@ from eelgrid_controller.state.journal import (
     encode_explanation,
     omit_defaults,
 )
+from eelgrid_controller.state.measurement_events import (
+    PointsMeasured,
+    RuntimeExpected,
+    StartsMeasured,
+    WorkloadShareChanged,
+)
+from eelgrid_controller.state.pending_queue import BarredQueue, HeldQueue
 from eelgrid_controller.state.policy import policy_to_plain
-from eelgrid_controller.state.progress_events import RuntimeExpected, WorkloadShareChanged
 from eelgrid_controller.state.spending import OverspentLimit
 from eelgrid_controller.state.takeover_events import (
     ControllerStarted,
@@ -49,13 +55,12 @@ from eelgrid_protos.messages import (
     ARRAY_ELEMENTS_MOST,
     GPUS_PER_NODE_MOST,
     PARAMETERS_MOST,
-    POINTS_A_CALL_MOST,
+    QUEUES_MOST,
     SPENDING_LIMITS_MOST,
     AttemptStatus,
     ElasticShare,
     GpuLayout,
     Inventory,
-    MeasuredPoint,
     Placement,
     Policy,
     ReplicaExplanation,
@@ -284,14 +289,6 @@ class WorkloadLimited:
     time_ns: Nanoseconds
     workload_id: Identifier
     power_limit_w: Watts | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointsMeasured:
-    """Points measured of workloads; each replaces the earlier point of its configuration."""
-
-    time_ns: Nanoseconds
-    points: Annotated[tuple[MeasuredPoint, ...], Many(POINTS_A_CALL_MOST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -564,6 +561,15 @@ class SpendingJudged:
     over: Annotated[tuple[OverspentLimit, ...], Many(SPENDING_LIMITS_MOST)] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityHoldsChanged:
+    """Capacity is held for these queues, and may not be for those, as of the end of a round."""
+
+    time_ns: Nanoseconds
+    held: Annotated[tuple[HeldQueue, ...], Many(QUEUES_MOST)] = ()
+    barred: Annotated[tuple[BarredQueue, ...], Many(QUEUES_MOST)] = ()
+
+
 Event = (
     NodeJoined
     | NodeLost
@@ -610,6 +616,8 @@ Event = (
     | WorkloadShareChanged
     | PromisesMoved
     | RuntimeExpected
+    | StartsMeasured
+    | CapacityHoldsChanged
 )
 
 # Kinds in the journal; a kind is never reused with another meaning.
@@ -659,6 +667,8 @@ _KINDS: Mapping[str, type[Event]] = {
     "workload_share_changed": WorkloadShareChanged,
     "promises_moved": PromisesMoved,
     "runtime_expected": RuntimeExpected,
+    "starts_measured": StartsMeasured,
+    "capacity_holds_changed": CapacityHoldsChanged,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _WITH_WORDS = (

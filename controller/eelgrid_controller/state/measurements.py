@@ -1,18 +1,21 @@
-"""Measurements of workloads: points of their profiles, and how much useful work they did between two moments.
+"""Measurements of workloads: points of their profiles, how long replicas took to serve, and how much work was done.
 
-Owns which point of a profile counts, the newest of each configuration, as the journal keeps them; and how work
+Owns which point of a profile counts, the newest of each configuration, as the journal keeps them, and which starts of a
+service do, the last of each kind; and how work
 (tokens, requests, steps) is joined and spread over hours, by which the energy ledger divides joules. Must not know
 the models that are fitted to the points (eelgrid_controller.profiles), nor who measures.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from copy import copy
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_protos.messages import MeasuredPoint
 from eelgrid_protos.plain_messages import from_plain, to_plain
+from eelgrid_protos.quantities import Identifier, Seconds
 
 # 0.5 kB each, and a checkpoint writes them all: at most 50 MB.
 POINTS_MOST = 100_000
@@ -134,6 +137,63 @@ class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
     def load(cls, plain: Iterable[Mapping[str, Any]]) -> Self:
         """Loads points from a checkpoint."""
         return cls(from_plain(MeasuredPoint, row, trusted=True) for row in plain)
+
+
+# Of a service, with its model data and without.
+STARTS_KEPT_MOST = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStart:
+    """How long a replica of a service took until it served, between these bounds, on a node with or without its data."""
+
+    workload_id: Identifier
+    had_model_data: bool
+    least_s: Seconds
+    most_s: Seconds
+
+
+class ReplicaStarts:
+    """The last measured starts of live services, of each kind STARTS_KEPT_MOST."""
+
+    def __init__(self, starts: Iterable[MeasuredStart] = ()) -> None:
+        self._starts: dict[str, tuple[MeasuredStart, ...]] = {}
+        self.add_starts(starts)
+
+    def get(self, workload_id: str) -> tuple[MeasuredStart, ...]:
+        """Returns the measured starts of a service, oldest first."""
+        return self._starts.get(workload_id, ())
+
+    def select(self, workload_ids: Container[str]) -> dict[str, tuple[MeasuredStart, ...]]:
+        """Returns the measured starts of these services, of those that have any."""
+        return {key: starts for key, starts in self._starts.items() if key in workload_ids}
+
+    def add_starts(self, starts: Iterable[MeasuredStart]) -> None:
+        """Adds starts, in the order in which they ended."""
+        for start in starts:
+            known = (*self.get(start.workload_id), start)
+            alike = [one for one in known if one.had_model_data is start.had_model_data]
+            first = alike[0] if len(alike) > STARTS_KEPT_MOST else None
+            self._starts[start.workload_id] = tuple(one for one in known if one is not first)
+
+    def forget(self, workload_id: str) -> None:
+        """Forgets a service that has ended."""
+        self._starts.pop(workload_id, None)
+
+    def copy(self) -> Self:
+        """Returns an independent copy."""
+        twin: Self = copy(self)
+        twin._starts = self._starts.copy()
+        return twin
+
+    def dump(self) -> list[dict[str, Any]]:
+        """Dumps everything that `load` needs, as plain values."""
+        return [to_plain(start) for key in sorted(self._starts) for start in self._starts[key]]
+
+    @classmethod
+    def load(cls, plain: Iterable[Mapping[str, Any]]) -> Self:
+        """Loads starts from a checkpoint."""
+        return cls(from_plain(MeasuredStart, row, trusted=True) for row in plain)
 
 
 _HOUR_S = 3600

@@ -36,9 +36,9 @@ from eelgrid_controller.state.events import (
     WorkloadScaled,
 )
 from eelgrid_controller.state.journal import JournalSanitizer
+from eelgrid_controller.state.measurement_events import RuntimeExpected, WorkloadShareChanged
 from eelgrid_controller.state.mig_layouts import find_layout_problem, find_slice_device, find_slices_problem
 from eelgrid_controller.state.policy import get_node_budgets_w, is_pool_enforced, is_pool_partitioned
-from eelgrid_controller.state.progress_events import RuntimeExpected, WorkloadShareChanged
 from eelgrid_controller.state.takeover_events import NodeAhead, NodeReconciled
 from eelgrid_protos.messages import (
     Assignment,

@@ -1,14 +1,37 @@
 """The pending queue: which workloads wait, and in which order they are tried: by priority, then by submission.
 
-Changed with the cluster state, of which it is a part that follows from the workloads. Must not know why work waits.
+Changed with the cluster state, of which it is a part that follows from the workloads. Beside it, for which queues capacity
+is held, since when. Must not know why work waits.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from heapq import merge
+from typing import Any
+
+from eelgrid_protos.plain_messages import from_plain, to_plain
+from eelgrid_protos.quantities import Identifier, Name, Nanoseconds
 
 # Sorts by falling priority, then by rising submission number.
 PendingTicket = tuple[int, int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldQueue:
+    """A queue for which capacity is held without a start since a moment, now for this workload."""
+
+    queue: Name
+    workload_id: Identifier
+    since_ns: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarredQueue:
+    """A queue for which capacity was held in vain, and for which none is held until a moment."""
+
+    queue: Name
+    until_ns: Nanoseconds
 
 
 class PendingQueue:
@@ -18,9 +41,12 @@ class PendingQueue:
     time, so it is no part of the state; the index that knows both parks and unparks it.
     """
 
-    __slots__ = ("_parked", "_places", "_tickets")
+    __slots__ = ("_parked", "_places", "_tickets", "barred", "held")
 
     def __init__(self) -> None:
+        # As of the end of the last round (core.capacity_holds).
+        self.held: tuple[HeldQueue, ...] = ()
+        self.barred: tuple[BarredQueue, ...] = ()
         self._tickets: list[PendingTicket] = []
         self._parked: list[PendingTicket] = []
         self._places: dict[str, PendingTicket] = {}
@@ -38,6 +64,7 @@ class PendingQueue:
         """Returns an independent copy."""
         twin = PendingQueue()
         twin._tickets, twin._parked, twin._places = self._tickets.copy(), self._parked.copy(), self._places.copy()
+        twin.held, twin.barred = self.held, self.barred
         return twin
 
     def add(self, workload_id: str, *, priority: int, number: int) -> None:
@@ -87,6 +114,17 @@ class PendingQueue:
         """Returns at most `most` tickets after a given one, from the first if None; none of parked work."""
         start = 0 if ticket is None else bisect_right(self._tickets, ticket)
         return self._tickets[start : start + most]
+
+    def dump_holds(self) -> dict[str, Any]:
+        """Dumps for which queues capacity is held, and may not be, as plain values; empty if there are none."""
+        return {
+            key: [to_plain(one) for one in rows] for key, rows in (("held", self.held), ("barred", self.barred)) if rows
+        }
+
+    def load_holds(self, plain: Mapping[str, Any]) -> None:
+        """Loads these from a checkpoint."""
+        self.held = tuple(from_plain(HeldQueue, row, trusted=True) for row in plain.get("held", ()))
+        self.barred = tuple(from_plain(BarredQueue, row, trusted=True) for row in plain.get("barred", ()))
 
 
 def _find(tickets: list[PendingTicket], ticket: PendingTicket) -> int | None:

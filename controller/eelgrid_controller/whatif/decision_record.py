@@ -177,7 +177,8 @@ def _bare(state: ClusterState) -> dict[str, Any]:
         _anonymize_workload(workload) for workload in state.workloads.values() if workload.phase is WorkloadPhase.PLACED
     ]
     dump["demand"]["counts"] = []
-    dump.pop("queue_usage", None)
+    for key in ("queue_usage", "capacity_holds", "starts"):
+        dump.pop(key, None)
     return dump | {
         "policy": to_plain(Policy(), brief=True),
         "ended": [],

@@ -106,7 +106,7 @@ class ObjectiveService:
     async def record_points(self, request: RecordPointsRequest, context: Context) -> RecordPointsResponse:
         """Keep measured points."""
         call = self._call_of("RecordPoints", request, context)
-        return RecordPointsResponse(recorded=await self._loop.record_points(request.points, call=call))
+        return RecordPointsResponse(recorded=await self._loop.record_measurements(request.points, call=call))
 
     async def list_points(self, request: ListPointsRequest, _context: Context) -> Encoded:
         """A page of points by profile and configuration."""
