@@ -24,6 +24,7 @@ from eelgrid_protos.messages import (
     JobDependency,
     JobSchedule,
     LatencyObjective,
+    LoadTarget,
     MetricsSource,
     ModelData,
     NodeShape,
@@ -139,8 +140,8 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "gpu_models": "acceptable models, by any of their [names](gpu-names.md); empty is any",
     },
     ServicePromise: {
-        "profile": "the name under which its points were measured (`eelctl profile import`)",
-        "objectives": "one to three, each metric once: [objectives](#objectives)",
+        "profile": "the name under which its points were measured (`eelctl profile import`); needed for objectives",
+        "objectives": "one to three, each metric once: [objectives](#objectives); or `load_target`",
         "rate_hz": "requests per second that are expected at the start",
         "replicas_least": "never fewer; 1 with `slices`",
         "replicas_most": "never more; `replicas` must be between the two",
@@ -149,6 +150,12 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "output_tokens": "tokens of a typical response; needed for objectives on tokens",
         "arrival_cv2": "squared coefficient of variation of the times between requests: 1 is random arrivals, more is bursts",
         "slices": "served by MIG slices of partitioned pools: one objective, on `response`, and `gpus: 1`",
+        "load_target": "instead of objectives and a profile, how much each replica should carry: [load_target](#load_target)",
+    },
+    LoadTarget: {
+        "metric": "`requests` that arrive per second, output `tokens` per second (vllm, sglang and tgi tell them), or "
+        "requests `in_flight`, which run or wait",
+        "per_replica": "how many, for each replica",
     },
     LatencyObjective: {
         "metric": "`response` is the whole response and stands alone; `inter_token` is the time between tokens; "
@@ -408,6 +415,14 @@ service:
   start_s: 45
   metrics: {server: vllm, url: "http://{node}:8000/metrics"}
 ---
+name: summaries
+kind: inference_service
+request: {cpu: 8, memory: 64GiB, gpus: 1}
+service:
+  load_target: {metric: tokens, per_replica: 2500}
+  replicas_most: 8
+  metrics: {server: vllm, url: "http://{node}:8000/metrics"}
+---
 name: rank
 kind: inference_service
 request: {cpu: 2, memory: 8GiB, gpus: 1, gpu_share: 25%}
@@ -548,6 +563,9 @@ def workload_file_page() -> str:
         message_table(ServicePromise),
         "### objectives",
         message_table(LatencyObjective),
+        "### load_target",
+        "Replicas follow the load, and no profile is needed: [load targets](../how-to/promises.md#let-replicas-follow-a-load).",
+        message_table(LoadTarget),
         "## training",
         "For `kind: training_job`; without it no power limit is searched for.",
         _TRAINING,

@@ -106,6 +106,14 @@ GOOD = {
             "mode": "Enforce",
         },
     },
+    "summaries": {
+        "kind": "InferenceService",
+        "spec": {
+            "targetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "summaries"},
+            "loadTarget": {"metric": "Tokens", "perReplica": "2.5k"},
+            "metrics": {"server": "vllm", "port": 8000},
+        },
+    },
     "policy": {
         "kind": "PowerPolicy",
         "spec": {
@@ -162,12 +170,13 @@ def _with(good, value, *path):
 # Objects that a cluster refuses: by the schema alone, and by a rule in CEL.
 BAD_BY_SCHEMA = {
     "no target": _without("service", "targetRef"),
-    "no objectives": _without("service", "objectives"),
     "empty objectives": _with("service", [], "objectives"),
     "a percentile of 100": _with("service", 100, "objectives", 0, "percentile"),
     "a latency without a unit": _with("service", "50", "objectives", 0, "atMost"),
     "an unknown metric": _with("service", "Fast", "objectives", 0, "metric"),
     "another kind of target": _with("service", "Job", "targetRef", "kind"),
+    "an unknown load": _with("summaries", "Bytes", "loadTarget", "metric"),
+    "a load of nothing said": _without("summaries", "loadTarget", "perReplica"),
     "no MIG profile": _with("service", ["9g.10gb"], "slices", "allowed"),
     "an unknown server": _with("service", "nginx", "metrics", "server"),
     "no replica at least": _with("answers", {"least": 0}, "replicas"),
@@ -183,6 +192,9 @@ BAD_BY_SCHEMA = {
 }
 BAD_BY_RULE = {
     "least over most": _with("answers", {"least": 5, "most": 4}, "replicas"),
+    "no objectives": _without("service", "objectives"),
+    "objectives beside a load": _with("service", {"metric": "Requests", "perReplica": 4}, "loadTarget"),
+    "a load without metrics": _without("summaries", "metrics"),
     "tokens without outputTokens": _without("service", "outputTokens"),
     "an objective of nothing": _with("service", "0ms", "objectives", 0, "atMost"),
     "an objective of hours": _with("service", "90m", "objectives", 0, "atMost"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from eelgrid_protos.quantities import MIB
 
 if TYPE_CHECKING:
-    from eelgrid_protos.messages import AttemptStatus, CheckpointAdvice, Workload, WorkloadSummary
+    from eelgrid_protos.messages import AttemptStatus, CheckpointAdvice, LoadTarget, Workload, WorkloadSummary
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -116,6 +116,11 @@ def format_percent(part: float, whole: float) -> str:
 def count_noun(count: int, one: str, many: str = "") -> str:
     """Formats a number with its noun, in singular or plural."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def format_load_target(target: "LoadTarget") -> str:
+    """Formats what each replica should carry: 2,500 tokens a second."""
+    return f"{target.per_replica:,.6g} {target.metric.unit}"
 
 
 def format_milliseconds(latency_s: float | None) -> str:

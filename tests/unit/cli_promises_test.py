@@ -15,6 +15,8 @@ from eelgrid_protos.messages import (
     BudgetStatus,
     JobStatus,
     ListPromisesResponse,
+    LoadMetric,
+    LoadTarget,
     PowerBudget,
     ServiceStatus,
 )
@@ -143,6 +145,36 @@ cluster  20,000 W  21,000 W  18,500 W  1,000 W  120 W
 energy now costs 1.30 times the mean of the coming day
 """)
     assert json.loads(eelctl("promises", "-o", "json").stdout)["services"][0]["live_s"] == 0.62
+
+
+def test_a_service_that_follows_a_load_shows_what_each_replica_carries(eelctl, fake):
+    document = yaml.safe_load(SERVICE)
+    metrics = document["service"]["metrics"]
+    document["service"] = {"load_target": {"metric": "tokens", "per_replica": 2500}, "metrics": metrics}
+    eelctl("submit", "-f", "-", input=yaml.safe_dump(document))
+    target = fake.workloads["chat"].spec.service.load_target
+    assert target == LoadTarget(metric=LoadMetric.TOKENS, per_replica=2500.0)
+    assert "replicas   2,500 tokens a second each" in eelctl("get", "chat").stdout
+    fake.promised.answer = ListPromisesResponse(
+        services=(
+            ServiceStatus(
+                workload_id="chat",
+                name="chat",
+                replicas_serving=2,
+                replicas_wanted=3,
+                phase="rising",
+                arrived_hz=12.0,
+                live_s=0.62,
+                reason="6,100 tokens a second in 45 s need 3",
+                start_s=45.0,
+                load_target=target,
+            ),
+        )
+    )
+    assert eelctl("promises", "-o", "wide").stdout == strip_table("""
+SERVICE  PHASE   SERVE  RATE    LIVE                    PROMISED  MODEL  SLOWNESS        START  WHY
+chat     rising    2/3  12/s  620 ms  2,500 tokens a second each      -         -  45 s stated  6,100 tokens a second in 45 s need 3
+""")
 
 
 @pytest.mark.usefixtures("some_work")

@@ -25,7 +25,7 @@ from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import
     max_surge,
     rejected_status,
 )
-from eelgrid_protos.messages import LatencyMetric, ServiceStatus
+from eelgrid_protos.messages import LatencyMetric, LoadMetric, LoadTarget, ServiceStatus
 
 
 def read(**spec):
@@ -53,6 +53,13 @@ def test_a_service_is_read_whole():
     assert (found.least, found.most, found.mode) == (1, 8, "Enforce")
 
 
+def test_a_service_may_follow_a_load_without_a_profile():
+    metrics = {"server": "vllm", "port": 8000}
+    found = read(objectives=[], profile="", loadTarget={"metric": "Tokens", "perReplica": "2.5k"}, metrics=metrics)
+    assert found.promise.load_target == LoadTarget(metric=LoadMetric.TOKENS, per_replica=2500.0)
+    assert (found.promise.profile, found.promise.objectives) == ("", ())
+
+
 @pytest.mark.parametrize(
     ("spec", "reason", "field"),
     [
@@ -63,6 +70,23 @@ def test_a_service_is_read_whole():
             "spec.objectives",
         ),
         ({"objectives": [{"metric": "Response", "percentile": 95, "atMost": "soon"}]}, "Unreadable", "spec.objectives"),
+        ({"objectives": []}, "PromiseNotKept", "spec.objectives"),
+        ({"loadTarget": {"metric": "Tokens", "perReplica": 1}}, "PromiseNotKept", "spec.objectives"),
+        (
+            {
+                "objectives": [],
+                "profile": "",
+                "loadTarget": {"metric": "Tokens", "perReplica": 1},
+                "metrics": {"server": "triton", "port": 1},
+            },
+            "PromiseNotKept",
+            "spec.loadTarget.metric",
+        ),
+        (
+            {"objectives": [], "loadTarget": {"metric": "Requests", "perReplica": 0}},
+            "PromiseNotKept",
+            "spec.loadTarget.perReplica",
+        ),
         ({"targetRef": None}, "Unreadable", "spec"),
         ({"replicas": {"least": 3, "most": 2}}, "Unreadable", "spec.replicas"),
     ],

@@ -204,7 +204,7 @@ def read_services(path: Path) -> tuple[tuple[FrontierService, ...], Mapping[str,
 
 def _running_service(workload: Workload, arrived_hz: float | None, factor: float) -> FrontierService | None:
     promise = workload.spec.service
-    if promise is None:
+    if promise is None or not promise.objectives:
         return None
     is_tokens = promise.objectives[0].metric is not LatencyMetric.RESPONSE
     rate_hz = factor * (arrived_hz or promise.rate_hz) * (promise.output_tokens if is_tokens else 1.0)

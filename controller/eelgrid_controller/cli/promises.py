@@ -22,6 +22,7 @@ from eelgrid_controller.cli.output import (
     table_lines,
 )
 from eelgrid_controller.cli.policy import apply_budget_options
+from eelgrid_controller.formatting import format_load_target
 from eelgrid_protos.messages import (
     BudgetStatus,
     GetPolicyRequest,
@@ -46,9 +47,19 @@ def _percent(share: float | None) -> str:
 
 
 def _latency_colour(one: ServiceStatus) -> str | None:
-    if one.live_s is None:
+    if one.live_s is None or not one.objective_s:
         return None
     return "green" if one.live_s <= one.objective_s else "red"
+
+
+def _format_promise(one: ServiceStatus) -> str:
+    if one.load_target is not None:
+        return f"{format_load_target(one.load_target)} each"
+    return _seconds(one.objective_s) if one.objective_s else ""
+
+
+def _format_slowness(one: ServiceStatus) -> str:
+    return "" if one.load_target is not None else f"x{one.slowness:.2f} ±{100.0 * one.slowness_error:.0f} %"
 
 
 def _format_start(one: ServiceStatus) -> str:
@@ -63,11 +74,9 @@ _SERVICES: tuple[TableColumn[ServiceStatus], ...] = (
     TableColumn("SERVE", lambda one: f"{one.replicas_serving}/{one.replicas_wanted}", right=True),
     TableColumn("RATE", lambda one: "" if one.arrived_hz is None else f"{one.arrived_hz:.4g}/s", right=True),
     TableColumn("LIVE", lambda one: _seconds(one.live_s), right=True, colour=_latency_colour),
-    TableColumn("PROMISED", lambda one: _seconds(one.objective_s), right=True),
+    TableColumn("PROMISED", _format_promise, right=True),
     TableColumn("MODEL", lambda one: _seconds(one.modelled_s), right=True, wide=True),
-    TableColumn(
-        "SLOWNESS", lambda one: f"x{one.slowness:.2f} ±{100.0 * one.slowness_error:.0f} %", right=True, wide=True
-    ),
+    TableColumn("SLOWNESS", _format_slowness, right=True, wide=True),
     TableColumn("START", _format_start, right=True, wide=True),
     TableColumn("WHY", lambda one: ("would: " if one.is_advice else "") + one.reason),
 )

@@ -67,6 +67,7 @@ from eelgrid_controller.formatting import (
     format_age,
     format_cpu,
     format_gpu,
+    format_load_target,
     format_memory,
     format_milliseconds,
     format_phase,
@@ -301,7 +302,9 @@ def workload_lines(workload: Workload) -> Iterator[str]:
         yield f"  loads      {', '.join(spec.model_data.data_names)}" + (
             f", near it for up to {worth_w:g} W more" if worth_w is not None else ""
         )
-    if spec.service:
+    if spec.service and spec.service.load_target:
+        yield f"  replicas   {format_load_target(spec.service.load_target)} each"
+    elif spec.service:
         yield "  promised   " + "; ".join(
             f"{one.metric.name.lower()} p{100 * one.quantile:g} within {one.latency_s:g} s"
             for one in spec.service.objectives

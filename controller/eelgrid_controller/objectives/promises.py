@@ -26,7 +26,13 @@ from eelgrid_controller.objectives.services.service_metrics import (
     generic_names,
     server_metric_names,
 )
-from eelgrid_controller.objectives.services.service_model import RequestService, TokenDemand, TokenService, token_curve
+from eelgrid_controller.objectives.services.service_model import (
+    LoadService,
+    RequestService,
+    TokenDemand,
+    TokenService,
+    token_curve,
+)
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.queueing_model import UNCORRECTED, QuantileObjective, station_from_point
 from eelgrid_controller.state.engine_reports import ReplicaBounds
@@ -163,6 +169,11 @@ def service_target(
     """
     promise = workload.spec.service
     assert promise is not None, "only services with a promise are watched"
+    if promise.load_target is not None:
+        target = promise.load_target
+        return AutoscalerTarget(
+            LoadService(target.metric, target.per_replica), scaling_limits(promise, settings, bounds)
+        )
     if not points:
         return f"profile {promise.profile} has no points; measure it and run eelctl profile import"
     on = sorted(set(models))

@@ -108,6 +108,8 @@ def objective_latency_s(promise: ServicePromise | None) -> float:
 def _service(
     one: ServiceControlStatus, workload: Workload, seen: ServiceObservation, *, is_advice: bool
 ) -> ServiceStatus:
+    promise = workload.spec.service
+    load = None if promise is None else promise.load_target
     reason = f"{one.reason}; {seen.reason}" if seen.reason else one.reason
     if one.is_profile_wrong:
         reason = f"its profile is far off: measure it again; {reason}"
@@ -118,15 +120,16 @@ def _service(
         replicas_wanted=one.target,
         phase=one.phase.value,
         arrived_hz=_finite(seen.arrived_hz),
-        objective_s=objective_latency_s(workload.spec.service),
+        objective_s=objective_latency_s(promise),
         live_s=_finite(one.live_s),
         modelled_s=_finite(one.model_s),
         slowness=one.factor,
-        slowness_error=_finite(one.factor_error) or 0.0,
+        slowness_error=0.0 if load is not None else _finite(one.factor_error) or 0.0,
         reason=reason[:_REASON_MOST],
         is_advice=is_advice,
         start_s=0.0 if seen.start is None else seen.start.seconds,
         is_start_measured=seen.start is not None and seen.start.is_measured,
+        load_target=load,
     )
 
 
@@ -156,6 +159,7 @@ def _unmanaged_status(workload: Workload, reason: str) -> ServiceStatus | JobSta
         replicas_serving=placed,
         replicas_wanted=placed,
         objective_s=objective_latency_s(workload.spec.service),
+        load_target=workload.spec.service.load_target,
     )
 
 

@@ -700,6 +700,8 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
             omit_defaults(body["spec"], event.spec, ("never_preempts", "priority_class", "evicted_by_engine"))
             if event.spec.process is not None:
                 omit_defaults(body["spec"]["process"], event.spec.process, _NEWER_OF_PROCESSES)
+            if event.spec.service is not None:
+                omit_defaults(body["spec"]["service"], event.spec.service, ("load_target",))
             if event.spec.schedule is not None:
                 omit_defaults(body["spec"]["schedule"], event.spec.schedule, ("no_requeue",))
             for one in body["spec"].get("schedule", {}).get("after", ()):

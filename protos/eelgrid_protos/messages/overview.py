@@ -95,7 +95,10 @@ class WaitingReason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromiseOverview:
-    """How many services and jobs keep their objectives; the four add up to all that have one."""
+    """How many services and jobs keep their objectives; the four add up to all that have one.
+
+    Services that follow a load have none, and count only while they are not controlled.
+    """
 
     kept: Uint32 = 0
     at_risk: Uint32 = 0

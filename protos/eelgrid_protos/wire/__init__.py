@@ -158,6 +158,7 @@ MODULE_OF_NAME = {
     "ListSpendingResponse": "spending_pb2",
     "ListWorkloadsRequest": "operator_service_pb2",
     "ListWorkloadsResponse": "operator_service_pb2",
+    "LoadTarget": "promise_pb2",
     "LogChunk": "agent_service_pb2",
     "LogRequest": "agent_service_pb2",
     "MeasuredPoint": "profile_pb2",

@@ -8,6 +8,7 @@ from eelgrid_protos.wire import partition_pb2 as _partition_pb2
 from eelgrid_protos.wire import plan_pb2 as _plan_pb2
 from eelgrid_protos.wire import policy_pb2 as _policy_pb2
 from eelgrid_protos.wire import profile_pb2 as _profile_pb2
+from eelgrid_protos.wire import promise_pb2 as _promise_pb2
 from eelgrid_protos.wire import queue_pb2 as _queue_pb2
 from eelgrid_protos.wire import spending_pb2 as _spending_pb2
 from eelgrid_protos.wire import whatif_pb2 as _whatif_pb2
@@ -701,7 +702,7 @@ class ListPromisesRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ServiceStatus(_message.Message):
-    __slots__ = ("workload_id", "name", "replicas_serving", "replicas_wanted", "phase", "arrived_hz", "objective_s", "live_s", "modelled_s", "slowness", "slowness_error", "reason", "is_advice", "start_s", "is_start_measured")
+    __slots__ = ("workload_id", "name", "replicas_serving", "replicas_wanted", "phase", "arrived_hz", "objective_s", "live_s", "modelled_s", "slowness", "slowness_error", "reason", "is_advice", "start_s", "is_start_measured", "load_target")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_SERVING_FIELD_NUMBER: _ClassVar[int]
@@ -717,6 +718,7 @@ class ServiceStatus(_message.Message):
     IS_ADVICE_FIELD_NUMBER: _ClassVar[int]
     START_S_FIELD_NUMBER: _ClassVar[int]
     IS_START_MEASURED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_TARGET_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     name: str
     replicas_serving: int
@@ -732,7 +734,8 @@ class ServiceStatus(_message.Message):
     is_advice: bool
     start_s: float
     is_start_measured: bool
-    def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., replicas_serving: _Optional[int] = ..., replicas_wanted: _Optional[int] = ..., phase: _Optional[str] = ..., arrived_hz: _Optional[float] = ..., objective_s: _Optional[float] = ..., live_s: _Optional[float] = ..., modelled_s: _Optional[float] = ..., slowness: _Optional[float] = ..., slowness_error: _Optional[float] = ..., reason: _Optional[str] = ..., is_advice: bool = ..., start_s: _Optional[float] = ..., is_start_measured: bool = ...) -> None: ...
+    load_target: _promise_pb2.LoadTarget
+    def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., replicas_serving: _Optional[int] = ..., replicas_wanted: _Optional[int] = ..., phase: _Optional[str] = ..., arrived_hz: _Optional[float] = ..., objective_s: _Optional[float] = ..., live_s: _Optional[float] = ..., modelled_s: _Optional[float] = ..., slowness: _Optional[float] = ..., slowness_error: _Optional[float] = ..., reason: _Optional[str] = ..., is_advice: bool = ..., start_s: _Optional[float] = ..., is_start_measured: bool = ..., load_target: _Optional[_Union[_promise_pb2.LoadTarget, _Mapping]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("workload_id", "name", "phase", "power_limit_w", "slowdown", "saving", "reason", "is_advice")

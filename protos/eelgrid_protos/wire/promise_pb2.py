@@ -24,23 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65\x65lgrid/v1/promise.proto\x12\neelgrid.v1\"b\n\x10LatencyObjective\x12)\n\x06metric\x18\x01 \x01(\x0e\x32\x19.eelgrid.v1.LatencyMetric\x12\x10\n\x08quantile\x18\x02 \x01(\x01\x12\x11\n\tlatency_s\x18\x03 \x01(\x01\"\x9e\x01\n\rMetricsSource\x12)\n\x06server\x18\x01 \x01(\x0e\x32\x19.eelgrid.v1.MetricsServer\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11latency_histogram\x18\x04 \x01(\t\x12\x15\n\rwaiting_gauge\x18\x05 \x01(\t\x12\x14\n\x0cwork_counter\x18\x06 \x01(\t\"\x8c\x02\n\x0eServicePromise\x12\x0f\n\x07profile\x18\x01 \x01(\t\x12\x0f\n\x07rate_hz\x18\x02 \x01(\x01\x12\x30\n\nobjectives\x18\x03 \x03(\x0b\x32\x1c.eelgrid.v1.LatencyObjective\x12\x16\n\x0ereplicas_least\x18\x04 \x01(\r\x12\x15\n\rreplicas_most\x18\x05 \x01(\r\x12\x0f\n\x07start_s\x18\x06 \x01(\x01\x12*\n\x07metrics\x18\x07 \x01(\x0b\x32\x19.eelgrid.v1.MetricsSource\x12\x15\n\routput_tokens\x18\x08 \x01(\x01\x12\x13\n\x0b\x61rrival_cv2\x18\t \x01(\x01\x12\x0e\n\x06slices\x18\n \x01(\x08\"\xa2\x02\n\x0fTrainingPromise\x12\x0f\n\x07profile\x18\x01 \x01(\t\x12\x1a\n\rslowdown_most\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04work\x18\x03 \x01(\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ns\x18\x04 \x01(\x03\x12\x1a\n\renergy_weight\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12*\n\x07metrics\x18\x06 \x01(\x0b\x32\x19.eelgrid.v1.MetricsSource\x12\x16\n\x0ereplicas_least\x18\x07 \x01(\r\x12\x15\n\rreplicas_most\x18\x08 \x01(\r\x12\x11\n\trestart_s\x18\t \x01(\x01\x12\x11\n\twork_unit\x18\n \x01(\tB\x10\n\x0e_slowdown_mostB\x10\n\x0e_energy_weight*\x8c\x01\n\rLatencyMetric\x12\x1e\n\x1aLATENCY_METRIC_UNSPECIFIED\x10\x00\x12\x1b\n\x17LATENCY_METRIC_RESPONSE\x10\x01\x12\x1e\n\x1aLATENCY_METRIC_FIRST_TOKEN\x10\x02\x12\x1e\n\x1aLATENCY_METRIC_INTER_TOKEN\x10\x03*\xd0\x01\n\rMetricsServer\x12\x1e\n\x1aMETRICS_SERVER_UNSPECIFIED\x10\x00\x12\x17\n\x13METRICS_SERVER_VLLM\x10\x01\x12\x19\n\x15METRICS_SERVER_SGLANG\x10\x02\x12\x16\n\x12METRICS_SERVER_TGI\x10\x03\x12\x19\n\x15METRICS_SERVER_TRITON\x10\x04\x12\x1c\n\x18METRICS_SERVER_RAY_SERVE\x10\x05\x12\x1a\n\x16METRICS_SERVER_GENERIC\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65\x65lgrid/v1/promise.proto\x12\neelgrid.v1\"b\n\x10LatencyObjective\x12)\n\x06metric\x18\x01 \x01(\x0e\x32\x19.eelgrid.v1.LatencyMetric\x12\x10\n\x08quantile\x18\x02 \x01(\x01\x12\x11\n\tlatency_s\x18\x03 \x01(\x01\"I\n\nLoadTarget\x12&\n\x06metric\x18\x01 \x01(\x0e\x32\x16.eelgrid.v1.LoadMetric\x12\x13\n\x0bper_replica\x18\x02 \x01(\x01\"\x9e\x01\n\rMetricsSource\x12)\n\x06server\x18\x01 \x01(\x0e\x32\x19.eelgrid.v1.MetricsServer\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11latency_histogram\x18\x04 \x01(\t\x12\x15\n\rwaiting_gauge\x18\x05 \x01(\t\x12\x14\n\x0cwork_counter\x18\x06 \x01(\t\"\xb9\x02\n\x0eServicePromise\x12\x0f\n\x07profile\x18\x01 \x01(\t\x12\x0f\n\x07rate_hz\x18\x02 \x01(\x01\x12\x30\n\nobjectives\x18\x03 \x03(\x0b\x32\x1c.eelgrid.v1.LatencyObjective\x12\x16\n\x0ereplicas_least\x18\x04 \x01(\r\x12\x15\n\rreplicas_most\x18\x05 \x01(\r\x12\x0f\n\x07start_s\x18\x06 \x01(\x01\x12*\n\x07metrics\x18\x07 \x01(\x0b\x32\x19.eelgrid.v1.MetricsSource\x12\x15\n\routput_tokens\x18\x08 \x01(\x01\x12\x13\n\x0b\x61rrival_cv2\x18\t \x01(\x01\x12\x0e\n\x06slices\x18\n \x01(\x08\x12+\n\x0bload_target\x18\x0b \x01(\x0b\x32\x16.eelgrid.v1.LoadTarget\"\xa2\x02\n\x0fTrainingPromise\x12\x0f\n\x07profile\x18\x01 \x01(\t\x12\x1a\n\rslowdown_most\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04work\x18\x03 \x01(\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ns\x18\x04 \x01(\x03\x12\x1a\n\renergy_weight\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12*\n\x07metrics\x18\x06 \x01(\x0b\x32\x19.eelgrid.v1.MetricsSource\x12\x16\n\x0ereplicas_least\x18\x07 \x01(\r\x12\x15\n\rreplicas_most\x18\x08 \x01(\r\x12\x11\n\trestart_s\x18\t \x01(\x01\x12\x11\n\twork_unit\x18\n \x01(\tB\x10\n\x0e_slowdown_mostB\x10\n\x0e_energy_weight*\x8c\x01\n\rLatencyMetric\x12\x1e\n\x1aLATENCY_METRIC_UNSPECIFIED\x10\x00\x12\x1b\n\x17LATENCY_METRIC_RESPONSE\x10\x01\x12\x1e\n\x1aLATENCY_METRIC_FIRST_TOKEN\x10\x02\x12\x1e\n\x1aLATENCY_METRIC_INTER_TOKEN\x10\x03*v\n\nLoadMetric\x12\x1b\n\x17LOAD_METRIC_UNSPECIFIED\x10\x00\x12\x18\n\x14LOAD_METRIC_REQUESTS\x10\x01\x12\x16\n\x12LOAD_METRIC_TOKENS\x10\x02\x12\x19\n\x15LOAD_METRIC_IN_FLIGHT\x10\x03*\xd0\x01\n\rMetricsServer\x12\x1e\n\x1aMETRICS_SERVER_UNSPECIFIED\x10\x00\x12\x17\n\x13METRICS_SERVER_VLLM\x10\x01\x12\x19\n\x15METRICS_SERVER_SGLANG\x10\x02\x12\x16\n\x12METRICS_SERVER_TGI\x10\x03\x12\x19\n\x15METRICS_SERVER_TRITON\x10\x04\x12\x1c\n\x18METRICS_SERVER_RAY_SERVE\x10\x05\x12\x1a\n\x16METRICS_SERVER_GENERIC\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'eelgrid.v1.promise_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LATENCYMETRIC']._serialized_start=866
-  _globals['_LATENCYMETRIC']._serialized_end=1006
-  _globals['_METRICSSERVER']._serialized_start=1009
-  _globals['_METRICSSERVER']._serialized_end=1217
+  _globals['_LATENCYMETRIC']._serialized_start=986
+  _globals['_LATENCYMETRIC']._serialized_end=1126
+  _globals['_LOADMETRIC']._serialized_start=1128
+  _globals['_LOADMETRIC']._serialized_end=1246
+  _globals['_METRICSSERVER']._serialized_start=1249
+  _globals['_METRICSSERVER']._serialized_end=1457
   _globals['_LATENCYOBJECTIVE']._serialized_start=40
   _globals['_LATENCYOBJECTIVE']._serialized_end=138
-  _globals['_METRICSSOURCE']._serialized_start=141
-  _globals['_METRICSSOURCE']._serialized_end=299
-  _globals['_SERVICEPROMISE']._serialized_start=302
-  _globals['_SERVICEPROMISE']._serialized_end=570
-  _globals['_TRAININGPROMISE']._serialized_start=573
-  _globals['_TRAININGPROMISE']._serialized_end=863
+  _globals['_LOADTARGET']._serialized_start=140
+  _globals['_LOADTARGET']._serialized_end=213
+  _globals['_METRICSSOURCE']._serialized_start=216
+  _globals['_METRICSSOURCE']._serialized_end=374
+  _globals['_SERVICEPROMISE']._serialized_start=377
+  _globals['_SERVICEPROMISE']._serialized_end=690
+  _globals['_TRAININGPROMISE']._serialized_start=693
+  _globals['_TRAININGPROMISE']._serialized_end=983
 # @@protoc_insertion_point(module_scope)

@@ -14,6 +14,13 @@ class LatencyMetric(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LATENCY_METRIC_FIRST_TOKEN: _ClassVar[LatencyMetric]
     LATENCY_METRIC_INTER_TOKEN: _ClassVar[LatencyMetric]
 
+class LoadMetric(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LOAD_METRIC_UNSPECIFIED: _ClassVar[LoadMetric]
+    LOAD_METRIC_REQUESTS: _ClassVar[LoadMetric]
+    LOAD_METRIC_TOKENS: _ClassVar[LoadMetric]
+    LOAD_METRIC_IN_FLIGHT: _ClassVar[LoadMetric]
+
 class MetricsServer(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     METRICS_SERVER_UNSPECIFIED: _ClassVar[MetricsServer]
@@ -27,6 +34,10 @@ LATENCY_METRIC_UNSPECIFIED: LatencyMetric
 LATENCY_METRIC_RESPONSE: LatencyMetric
 LATENCY_METRIC_FIRST_TOKEN: LatencyMetric
 LATENCY_METRIC_INTER_TOKEN: LatencyMetric
+LOAD_METRIC_UNSPECIFIED: LoadMetric
+LOAD_METRIC_REQUESTS: LoadMetric
+LOAD_METRIC_TOKENS: LoadMetric
+LOAD_METRIC_IN_FLIGHT: LoadMetric
 METRICS_SERVER_UNSPECIFIED: MetricsServer
 METRICS_SERVER_VLLM: MetricsServer
 METRICS_SERVER_SGLANG: MetricsServer
@@ -45,6 +56,14 @@ class LatencyObjective(_message.Message):
     latency_s: float
     def __init__(self, metric: _Optional[_Union[LatencyMetric, str]] = ..., quantile: _Optional[float] = ..., latency_s: _Optional[float] = ...) -> None: ...
 
+class LoadTarget(_message.Message):
+    __slots__ = ("metric", "per_replica")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    PER_REPLICA_FIELD_NUMBER: _ClassVar[int]
+    metric: LoadMetric
+    per_replica: float
+    def __init__(self, metric: _Optional[_Union[LoadMetric, str]] = ..., per_replica: _Optional[float] = ...) -> None: ...
+
 class MetricsSource(_message.Message):
     __slots__ = ("server", "url", "model", "latency_histogram", "waiting_gauge", "work_counter")
     SERVER_FIELD_NUMBER: _ClassVar[int]
@@ -62,7 +81,7 @@ class MetricsSource(_message.Message):
     def __init__(self, server: _Optional[_Union[MetricsServer, str]] = ..., url: _Optional[str] = ..., model: _Optional[str] = ..., latency_histogram: _Optional[str] = ..., waiting_gauge: _Optional[str] = ..., work_counter: _Optional[str] = ...) -> None: ...
 
 class ServicePromise(_message.Message):
-    __slots__ = ("profile", "rate_hz", "objectives", "replicas_least", "replicas_most", "start_s", "metrics", "output_tokens", "arrival_cv2", "slices")
+    __slots__ = ("profile", "rate_hz", "objectives", "replicas_least", "replicas_most", "start_s", "metrics", "output_tokens", "arrival_cv2", "slices", "load_target")
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     RATE_HZ_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVES_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +92,7 @@ class ServicePromise(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_CV2_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_TARGET_FIELD_NUMBER: _ClassVar[int]
     profile: str
     rate_hz: float
     objectives: _containers.RepeatedCompositeFieldContainer[LatencyObjective]
@@ -83,7 +103,8 @@ class ServicePromise(_message.Message):
     output_tokens: float
     arrival_cv2: float
     slices: bool
-    def __init__(self, profile: _Optional[str] = ..., rate_hz: _Optional[float] = ..., objectives: _Optional[_Iterable[_Union[LatencyObjective, _Mapping]]] = ..., replicas_least: _Optional[int] = ..., replicas_most: _Optional[int] = ..., start_s: _Optional[float] = ..., metrics: _Optional[_Union[MetricsSource, _Mapping]] = ..., output_tokens: _Optional[float] = ..., arrival_cv2: _Optional[float] = ..., slices: bool = ...) -> None: ...
+    load_target: LoadTarget
+    def __init__(self, profile: _Optional[str] = ..., rate_hz: _Optional[float] = ..., objectives: _Optional[_Iterable[_Union[LatencyObjective, _Mapping]]] = ..., replicas_least: _Optional[int] = ..., replicas_most: _Optional[int] = ..., start_s: _Optional[float] = ..., metrics: _Optional[_Union[MetricsSource, _Mapping]] = ..., output_tokens: _Optional[float] = ..., arrival_cv2: _Optional[float] = ..., slices: bool = ..., load_target: _Optional[_Union[LoadTarget, _Mapping]] = ...) -> None: ...
 
 class TrainingPromise(_message.Message):
     __slots__ = ("profile", "slowdown_most", "work", "deadline_ns", "energy_weight", "metrics", "replicas_least", "replicas_most", "restart_s", "work_unit")

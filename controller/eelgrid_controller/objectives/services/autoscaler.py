@@ -1,8 +1,8 @@
 """Autoscales one service: a window of metrics in, a replica target and its reason out.
 
-The arrival rate is forecast over the start time of a replica (Holt's double exponential smoothing); the
-calibrated service model says how many replicas the rate needs; a state machine with hold and cool-down
-times applies it.
+The load, the arrival rate unless a load target names another, is forecast over the start time of a replica (Holt's double
+exponential smoothing); the calibrated service model says how many replicas it needs; a state machine with hold and
+cool-down times applies it.
 """
 
 import math
@@ -13,7 +13,13 @@ from functools import cache
 from typing import NamedTuple
 
 from eelgrid_controller.objectives.services.service_metrics import LiveQuantile, MetricsWindow
-from eelgrid_controller.objectives.services.service_model import ServiceCalibration, ServiceModel, is_at_bound
+from eelgrid_controller.objectives.services.service_model import (
+    LoadService,
+    ServiceCalibration,
+    ServiceModel,
+    is_at_bound,
+    read_load,
+)
 from eelgrid_controller.profiles.points import InvalidServingValue
 from eelgrid_controller.profiles.queueing_model import SlownessFactor
 
@@ -144,6 +150,8 @@ class LoadObserved(NamedTuple):
     waiting: float | None = None  # at the end; None where the servers do not tell
     waiting_growth: float | None = None
     is_promise_broken: bool = False  # the live quantile is above the objective
+    of_waiting: float = 1.0  # the load of each waiting request
+    unit: str = "requests a second"
 
 
 class ReplicasReady(NamedTuple):
@@ -252,11 +260,11 @@ class ReplicaScaler:
         began_s = event.at_s if was_blind or state.began_s is None else state.began_s
         reserve = self._reserve(state, event)
         upper_hz = forecast_rate(trend, limits.start_s).upper_hz * (1.0 + reserve.share)
-        backlog_hz = max(0.0, event.waiting or 0.0) / limits.drain_s
+        backlog_hz = max(0.0, event.waiting or 0.0) * event.of_waiting / limits.drain_s
         up = self._clamp_replicas(self._needed(upper_hz + backlog_hz))
         keep_hz = max(upper_hz, event.arrived_hz * (1.0 + limits.band))
         keep = max(up, self._clamp_replicas(self._needed(keep_hz + backlog_hz)))
-        reason = f"{upper_hz:.3g} requests a second in {limits.start_s:g} s need {up}"
+        reason = f"{_format_load(upper_hz)} {event.unit} in {limits.start_s:g} s need {up}"
         if backlog_hz > 0.0:
             reason = f"{event.waiting:g} wait; {reason}"
         if event.is_promise_broken and event.at_s - state.rose_at_s >= limits.start_s:
@@ -309,6 +317,10 @@ class ReplicaScaler:
 
     def _clamp_replicas(self, replicas: int) -> int:
         return min(self.limits.most, max(self.limits.least, replicas))
+
+
+def _format_load(amount: float) -> str:
+    return f"{amount:,.0f}" if amount >= 1000.0 else f"{amount:.3g}"
 
 
 _HAIR_S = 1.0  # by which clocks of a node and of the controller may differ
@@ -366,9 +378,11 @@ def on_window(
     """The watch after a window that ends at `at_s`."""
     model, correction, ready = promised.model, watch.correction, watch.state.ready
     live = model.live_quantile(window)
-    if window.arrived_hz is None:
+    load = read_load(model, window)
+    if load is None:
         _, decision = _scaler(promised, correction, at_s).scale_replicas(watch.state, ScalerTick(at_s))
-        unread = ReplicaDecision(decision.replicas, f"no arrivals in the metrics; {decision.reason}")
+        missing = model.metric.unit if isinstance(model, LoadService) else "arrivals"
+        unread = ReplicaDecision(decision.replicas, f"no {missing} in the metrics; {decision.reason}")
         return watch, AutoscalerAdvice(unread, live, None, is_at_bound(correction))
     model_s = None
     if ready > 0:
@@ -379,7 +393,9 @@ def on_window(
     if late:
         planned, known = model.calibrated(correction, at_s)
         late = not planned.is_hopeless(known)
-    seen = LoadObserved(at_s, window.arrived_hz, window.waiting, window.waiting_growth, late)
+    seen = LoadObserved(
+        at_s, load.amount, window.waiting, window.waiting_growth, late, of_waiting=load.of_waiting, unit=load.unit
+    )
     state, decision = _scaler(promised, correction, at_s).scale_replicas(watch.state, seen)
     seen_now = replace(watch, state=state, correction=correction, before=watch.correction)
     return seen_now, AutoscalerAdvice(decision, live, model_s, is_at_bound(correction))

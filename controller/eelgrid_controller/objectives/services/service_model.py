@@ -1,8 +1,9 @@
-"""Models of request and token services: replicas that a rate needs, and what a window says of the profile.
+"""Models of services: replicas that a load needs, and what a window says of the profile, of those that have one.
 
 Token services are modelled by a measured curve of concurrency, token rate and inter-token latency. A profile is
 calibrated by the service's own metrics: a slowness factor with its error, which decays over time; and where servers
-tell the mean inter-token latency, the whole curve (`live_curve`).
+tell the mean inter-token latency, the whole curve (`live_curve`). A service with a load target has no profile: its
+replicas carry so much each.
 """
 
 import math
@@ -37,6 +38,7 @@ from eelgrid_controller.profiles.queueing_model import (
     least_replicas,
     response_tail,
 )
+from eelgrid_protos.messages import LoadMetric
 
 FACTOR_BOUND = 4.0
 CORRECTION_GAIN = 0.5
@@ -45,6 +47,7 @@ PRIOR_ERROR = 0.15  # of a profile that nobody has compared with the service
 _SURE = 0.10  # an own error at which a sample counts half
 _OUTPUT_ERROR = 0.05  # of a capacity that is read off an output rate
 _LOG_BOUND = math.log(FACTOR_BOUND)
+_ROUNDING = 1e-9  # relative, of a load that is a multiple of what a replica carries
 SEARCH_STEPS = 12  # of a bisection over the logarithm: 0.07 %
 
 
@@ -313,7 +316,11 @@ def _is_overloaded(window: MetricsWindow, concurrent: int) -> bool:
 
 
 def _calibrate_factor(
-    model: "ServiceModel", correction: ServiceCalibration, window: MetricsWindow, replicas: int, at_s: float
+    model: "RequestService | TokenService",
+    correction: ServiceCalibration,
+    window: MetricsWindow,
+    replicas: int,
+    at_s: float,
 ) -> ServiceCalibration:
     is_full = _is_overloaded(window, model.concurrent_requests(replicas))
     sample = model.sample_overload(window, replicas) if is_full else model.sample_steady(window, replicas)
@@ -543,4 +550,78 @@ class TokenService:
         return int(self.curve.sequences[-1]) * replicas
 
 
-ServiceModel: TypeAlias = RequestService | TokenService
+class ObservedLoad(NamedTuple):
+    """What a service has to carry: per second, or, of requests in flight, at once."""
+
+    amount: float
+    of_waiting: float  # what each waiting request is beside it
+    unit: str
+
+
+_SEEN_QUANTILE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class LoadService:
+    """A service of which each replica carries so much of a load; no latency is promised, and none is known."""
+
+    metric: LoadMetric
+    per_replica: float
+
+    def needed_replicas(self, rate_hz: float, _known: SlownessFactor, most: int) -> int:
+        """The replicas that carry a load, `most` where more would."""
+        return min(most, math.ceil(rate_hz / self.per_replica * (1.0 - _ROUNDING)))
+
+    def is_hopeless(self, _known: SlownessFactor) -> bool:
+        """Never: nothing is promised."""
+        return False
+
+    def expected_s(self, _window: MetricsWindow, _replicas: int) -> None:
+        """No latency is known."""
+
+    def live_quantile(self, window: MetricsWindow) -> LiveQuantile | None:
+        """The 95th percentile of the response, which is not promised."""
+        return None if window.response is None else window.response.quantile(_SEEN_QUANTILE)
+
+    def is_late(self, _window: MetricsWindow) -> bool:
+        """Never: nothing is promised."""
+        return False
+
+    def calibrate(
+        self, correction: ServiceCalibration, _window: MetricsWindow, _replicas: int, _at_s: float
+    ) -> ServiceCalibration:
+        """Nothing is corrected."""
+        return correction
+
+    def calibrated(self, _correction: ServiceCalibration, _now_s: float) -> tuple["LoadService", SlownessFactor]:
+        """The model itself."""
+        return self, UNCORRECTED
+
+    def read_load(self, window: MetricsWindow) -> ObservedLoad | None:
+        """The load of a window.
+
+        Replicas that are full give no more tokens, however many requests come: so tokens are those that were given, and
+        those that requests which came to wait would be given, each as many as the others.
+        """
+        unit = self.metric.unit
+        if self.metric is LoadMetric.IN_FLIGHT:
+            inside = [value for value in (window.running, window.waiting) if value is not None]
+            return ObservedLoad(sum(inside), 0.0, unit) if inside else None
+        if self.metric is LoadMetric.REQUESTS:
+            return None if window.arrived_hz is None else ObservedLoad(window.arrived_hz, 1.0, unit)
+        if window.output_token_hz is None:
+            return None
+        each = window.output_token_hz / window.finished_hz if window.finished_hz else 0.0
+        waiting_hz = max(0.0, window.waiting_growth or 0.0) / window.seconds
+        return ObservedLoad(window.output_token_hz + each * waiting_hz, each, unit)
+
+
+ServiceModel: TypeAlias = RequestService | TokenService | LoadService
+
+
+def read_load(model: ServiceModel, window: MetricsWindow) -> ObservedLoad | None:
+    """What a window says that a service has to carry; None where its servers do not tell."""
+    if isinstance(model, LoadService):
+        return model.read_load(window)
+    arrived_hz = window.arrived_hz
+    return None if arrived_hz is None else ObservedLoad(arrived_hz, 1.0, LoadMetric.REQUESTS.unit)

@@ -703,6 +703,8 @@ def count_promises(found: ListPromisesResponse, state: ClusterState) -> PromiseO
             counts["broken"] += 1
         elif is_uncontrolled(one):
             counts["at_risk"] += 1
+        elif isinstance(one, ServiceStatus) and one.load_target is not None:
+            continue
         elif (one.live_s if isinstance(one, ServiceStatus) else one.slowdown) is None:
             counts["unknown"] += 1
         else:

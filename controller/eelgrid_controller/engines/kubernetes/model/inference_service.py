@@ -18,6 +18,8 @@ from eelgrid_protos.errors import InvalidMessage
 from eelgrid_protos.messages import (
     LatencyMetric,
     LatencyObjective,
+    LoadMetric,
+    LoadTarget,
     MetricsServer,
     MetricsSource,
     Mobility,
@@ -37,6 +39,11 @@ LATENCY_METRICS = {
     "InterToken": LatencyMetric.INTER_TOKEN,
 }
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)")
+LOAD_METRICS = {
+    "Requests": LoadMetric.REQUESTS,
+    "Tokens": LoadMetric.TOKENS,
+    "InFlight": LoadMetric.IN_FLIGHT,
+}
 _UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0}
 
 
@@ -178,11 +185,18 @@ def _promise(found: Mapping[str, Any], spec: Mapping[str, Any]) -> ServicePromis
     )
     start_s = annotations.parse_duration_s(metadata.get("annotations") or {}, well_known.ANNOTATION_START)
     metrics = spec.get("metrics")
-    rate = spec.get("requestsPerSecond")
+    rate, load = spec.get("requestsPerSecond"), spec.get("loadTarget")
+    # Without a profile it is learned under a name of its own.
+    own = "" if load else f"{metadata['namespace']}.{metadata['name']}"
     return ServicePromise(
-        # Without a profile it is learned under a name of its own.
-        profile=str(spec.get("profile") or f"{metadata['namespace']}.{metadata['name']}"),
+        profile=str(spec.get("profile") or own),
         objectives=objectives,
+        load_target=None
+        if not load
+        else LoadTarget(
+            metric=LOAD_METRICS[load["metric"]],
+            per_replica=parse_nanos(load["perReplica"], "spec.loadTarget.perReplica") / 1e9,
+        ),
         rate_hz=0.0 if rate is None else parse_nanos(rate, "spec.requestsPerSecond") / 1e9,
         # The number is the target's and the steering's, not the core's.
         replicas_least=1,
@@ -221,7 +235,14 @@ def _duration_s(text: str) -> float:
 
 
 def _field(field: str) -> str:
-    shown = {"objectives": "spec.objectives", "output_tokens": "spec.outputTokens", "rate_hz": "spec.requestsPerSecond"}
+    shown = {
+        "objectives": "spec.objectives",
+        "output_tokens": "spec.outputTokens",
+        "rate_hz": "spec.requestsPerSecond",
+        "load_target": "spec.loadTarget",
+        "load_target.metric": "spec.loadTarget.metric",
+        "load_target.per_replica": "spec.loadTarget.perReplica",
+    }
     return shown.get(field.partition("[")[0], f"spec.{field}")
 
 

@@ -315,6 +315,8 @@ def _kept(service: InferenceService, facts: ServiceFacts) -> tuple[bool | None, 
         return None, "NotSteered", standing.reason
     if service.pages is None:
         return None, "NoMetrics", "spec.metrics does not say where replicas tell their latency"
+    if service.promise.load_target is not None:
+        return None, "NothingPromised", "its replicas follow the load; no latency is promised"
     if standing.live_s is None:
         return None, "NothingMeasured", standing.reason or "no page of metrics has been read yet"
     bound = standing.objective_s

@@ -38,18 +38,20 @@ const why = (one) => (one.is_advice ? "would: " : "") + one.reason;
 function told({ services, jobs, left_out: leftOut }) {
   if (!services.length && !jobs.length) {
     return [el("h2", {}, "Nothing is promised"),
-      el("p", { class: "quiet" }, "A service has objectives of latency and a job a largest slowdown where its YAML says so. How to submit one: ",
+      el("p", { class: "quiet" }, "Objectives of services and slowdowns of jobs are in their YAML. How to submit one: ",
         command("eelctl submit --help"))];
   }
-  const late = services.filter((one) => one.live_s != null && one.live_s > one.objective_s).length;
-  const heard = services.filter((one) => one.live_s != null).length;
+  const promised = services.filter((one) => one.objective_s);
+  const heard = promised.filter((one) => one.live_s != null);
+  const late = heard.filter((one) => one.live_s > one.objective_s).length;
+  const parts = [[late, "late"], [promised.length - heard.length, "not measured"], [services.length - promised.length, "by load"]];
   return [
     el("h2", {}, "Promises"),
     services.length > 0 && [
-      el("h3", {}, `Services: ${heard - late} of ${services.length} kept${late ? `, ${late} late` : ""}${heard < services.length ? `, ${services.length - heard} not measured` : ""}`),
+      el("h3", {}, [`Services: ${heard.length - late} of ${promised.length} kept`, ...parts.filter(([n]) => n).map((one) => one.join(" "))].join(", ")),
       table("services", [["service"], ["kept"], ["latency", latencyUnit], ["promised", latencyUnit], ["requests, 1/s", true], ["replicas", true], ["phase"], ["why"]],
         services.map((one) => [
-          workloadLink(one.id, one.name || one.id), kept(one), one.live_s, one.objective_s,
+          workloadLink(one.id, one.name || one.id), kept(one), one.live_s, one.objective_s || null,
           one.arrived_hz == null ? null : count(Number(one.arrived_hz.toPrecision(4))), `${one.serving} of ${one.wanted}`, one.phase, why(one)])),
     ],
     jobs.length > 0 && [
@@ -59,11 +61,12 @@ function told({ services, jobs, left_out: leftOut }) {
         by(one.saving ?? null, signed(one.saving) ?? "-"), one.phase, why(one)])),
       el("p", { class: "quiet" }, "Time and energy saved are against the largest limit, for the same work."),
     ],
-    leftOut ? el("p", { class: "quiet" }, `and ${leftOut} more; all of them: `, command("eelctl promises")) : null,
+    leftOut ? el("p", { class: "quiet" }, `and ${leftOut} more: `, command("eelctl promises")) : null,
   ];
 }
 
 function kept(one) {
+  if (!one.objective_s) return "by load";
   if (one.live_s == null) return "not measured";
   return one.live_s <= one.objective_s ? "yes" : el("span", { class: "bad" }, "late");
 }
