@@ -16,6 +16,7 @@ from eelgrid_controller.whatif.frontier import (
     CapacityLoad,
     FrontierPool,
     FrontierService,
+    FrontierTraining,
     RowCost,
     balanced_row,
     compute_frontier,
@@ -78,6 +79,85 @@ def _choices(mine, latency_s, rate_hz, fleet):
         given_hz = sum(n * max(p.throughput_hz for p in shape) for n, shape in zip(counts, some, strict=True))
         watts = _watts(some, counts, rate_hz) if given_hz >= rate_hz else None
         yield used, watts, given_hz / rate_hz
+
+
+@st.composite
+def trainings(draw):
+    """One or two kinds of jobs, each at a few limits on a few GPUs; some are one job that runs."""
+    found, measured = [], []
+    for name in ("t", "u")[: draw(st.integers(1, 2))]:
+        own = []
+        for model, gpus in draw(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 2)), min_size=1, max_size=2)):
+            for limit_w in draw(st.lists(st.sampled_from([100.0, 150.0, 200.0]), min_size=1, max_size=2, unique=True)):
+                hz, watts = draw(st.tuples(st.integers(5, 60), st.integers(1, 300)))
+                shape = Configuration(model, gpus=gpus, power_limit_w=limit_w)
+                own.append(Point(name, shape, float(hz), {}, IDLE_W[model] * gpus + watts))
+        runs_on = draw(st.sampled_from([None, *((p.configuration.gpu_model, p.configuration.gpus) for p in own)]))
+        alike = [p for p in own if runs_on in (None, (p.configuration.gpu_model, p.configuration.gpus))]
+        most_hz = max(int(p.throughput_hz) for p in alike) if runs_on else 60
+        found.append(FrontierTraining(name, name, float(draw(st.integers(1, most_hz))), runs_on))
+        measured += own
+    return measured, found
+
+
+def _training_choices(measured, job, fleet):
+    """As `_choices`, of training jobs: an instance may change its limit at any time, and be idle."""
+    shapes = {}
+    for point in measured:
+        running = point.configuration
+        if point.workload == job.workload and job.runs_on in (None, (running.gpu_model, running.gpus)):
+            shapes.setdefault((running.gpu_model, running.gpus), []).append(point)
+    some = [
+        [*mine, Point(job.name, mine[0].configuration, 0.0, {}, IDLE_W[model] * gpus)]
+        for (model, gpus), mine in shapes.items()
+    ]
+    most = [fleet[model].count // gpus for model, gpus in shapes]
+    for counts in itertools.product(*(range((min(1, n) if job.runs_on else n) + 1) for n in most)):
+        used = dict.fromkeys(fleet, 0)
+        for count, (model, gpus) in zip(counts, shapes, strict=True):
+            used[model] += count * gpus
+        given_hz = sum(n * max(p.throughput_hz for p in shape) for n, shape in zip(counts, some, strict=True))
+        watts = _watts(some, counts, job.rate_hz) if given_hz >= job.rate_hz else None
+        yield used, watts, given_hz / job.rate_hz
+
+
+@settings(deadline=None, max_examples=25)
+@given(points("m"), st.integers(1, 40), st.tuples(st.integers(0, 4), st.integers(1, 4)), trainings())
+def test_with_training_it_is_the_best_of_all(measured, rate_hz, gpus, trained):
+    services = [FrontierService("m", "m", float(rate_hz), 0.95)]
+    fleet = {model: FrontierPool(count, IDLE_W[model]) for model, count in zip("ab", gpus, strict=True)}
+    own, training = trained
+    found = compute_frontier([*measured, *own], services, fleet, training=training)
+    jobs = [list(_training_choices(own, job, fleet)) for job in training]
+    for row in found.rows:
+        each = [list(_choices(measured, row.latency_s, float(rate_hz), fleet))]
+        least_w, factor, training_factor = math.inf, 0.0, 0.0
+        for choice in itertools.product(*each, *jobs):
+            used = {model: sum(one[0][model] for one in choice) for model in fleet}
+            if any(used[model] > gpus.count for model, gpus in fleet.items()):
+                continue
+            served, done = (min(one[2] for one in some) for some in (choice[: len(services)], choice[len(services) :]))
+            factor = max(factor, served if done >= 1.0 else 0.0)
+            training_factor = max(training_factor, done if served >= 1.0 else 0.0)
+            if None not in (watts := [one[1] for one in choice]):
+                idle_w = sum((gpus.count - used[model]) * gpus.idle_w for model, gpus in fleet.items())
+                least_w = min(least_w, sum(watts) + idle_w)
+        assert (row.plan is None) == (least_w == math.inf)
+        assert row.factor == pytest.approx(factor, rel=1e-5)
+        assert row.training_factor == pytest.approx(training_factor, rel=1e-5)
+        if row.plan is not None:
+            assert row.plan.power_w == pytest.approx(least_w, rel=3e-5)
+    for row in found.rows:
+        steps = [step for step in found.training if step.latency_s == row.latency_s]
+        assert bool(steps) is bool(row.mark)
+        assert [step.power_w for step in steps] == sorted(step.power_w for step in steps)
+        assert [step.factor for step in steps] == sorted(step.factor for step in steps)
+        # What is asked for lies between two steps, and so do its watts.
+        if steps and row.plan is not None:
+            assert steps[0].factor == 0.0
+            below, above = ([s.power_w for s in steps if (s.factor <= 1.0) is low] for low in (True, False))
+            assert max(below) <= row.plan.power_w * (1.0 + 1e-4)
+            assert not above or min(above) >= row.plan.power_w * (1.0 - 1e-4)
 
 
 def _by_force(measured, services, fleet, latency_s):

@@ -48,6 +48,67 @@ def test_the_table(folder):
     assert "1 point skipped: X9: not in the fleet" in done.stderr
 
 
+TRAINED = SERVICES.replace("fleet:", "training:\n  - {name: t, workload: bert, rate_hz: 5}\nfleet:")
+
+
+@pytest.fixture
+def trained(folder):
+    (folder / "points.csv").write_text(POINTS + "bert,H200,,2,1,1,700,10,900,,,,mine\n")
+    (folder / "services.yaml").write_text(TRAINED)
+    return folder
+
+
+def test_training_beside_services(trained):
+    """Half of the time two GPUs train at 900 W, else they are idle; with the other two, or with one and an idle one."""
+    done = run()
+    assert done.exit_code == 0, done.output
+    table, steps = done.stdout.split("\n\n")
+    assert table.splitlines() == [
+        "OBJECTIVE  WATTS  RATES  TRAINING  GPUS    MARK",
+        "    0.1 s  926.0     x1        x2  4xH200  performance,balanced",
+        "    0.2 s  902.0     x2        x2  3xH200  energy",
+    ]
+    assert steps.splitlines()[:2] == [
+        "OBJECTIVE  TRAINING  UNITS/S    WATTS  J/UNIT",
+        "    0.1 s        x0        0    552.0       -",
+    ]
+    # 900 W are 748 more than two idle GPUs draw, for 10 units a second.
+    assert [line.split()[-1] for line in steps.splitlines()[2:10]] == ["74.8"] * 8
+    assert steps.splitlines()[9].split()[2:5] == ["x2", "10", "1,299.9"]
+
+
+def test_training_in_json_and_in_the_picture(trained):
+    pytest.importorskip("matplotlib")
+    found = json.loads(run("-o", "json", "--plot", "f.png", "--out", "out.csv").stdout)
+    assert (found["training_hz"], found["rows"][0]["largest_training_factor"]) == (5.0, 2.0)
+    assert found["rows"][0]["energy_per_request_j"] is None
+    assert {placed["service"] for placed in found["rows"][0]["instances"]} == {"s", "t"}
+    assert found["training"][0] == {"latency_s": 0.1, "factor": 0.0, "power_w": 552.0}
+    assert len(found["training"]) == 18
+    plain = (trained / "f.png").stat().st_size
+    (trained / "services.yaml").write_text(SERVICES)
+    assert run("--plot", "f.png").exit_code == 0
+    assert (trained / "f.png").stat().st_size < plain
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("rate_hz: 5", "rate_hz: 0", "training 1: rate_hz is 0"),
+        ("rate_hz: 5", "rate_hz: many", "training 1: rate_hz: is 'many'"),
+        ("workload: bert", "workload: gpt", "no point of gpt on a model of the fleet with watts"),
+        ("name: t,", "name: s,", "s is there twice"),
+        ("{name: t, workload: bert, rate_hz: 5}", "{name: t, workload: bert}", "training 1: rate_hz is missing"),
+        ("training:\n  - {name: t, workload: bert, rate_hz: 5}", "training: 5", "training is not a list"),
+    ],
+)
+def test_training_that_is_refused(trained, old, new, complaint):
+    (trained / "services.yaml").write_text(TRAINED.replace(old, new))
+    done = run()
+    assert done.exit_code == 5, done.output
+    assert complaint in done.stderr
+
+
 def test_json_yaml_and_the_file_of_results(folder):
     found = json.loads(run("-o", "json", "--out", "out.csv").stdout)
     assert found == yaml.safe_load(run("-o", "yaml").stdout)

@@ -17,8 +17,10 @@ from eelgrid_protos.messages import (
     ListPromisesResponse,
     LoadMetric,
     LoadTarget,
+    Placement,
     PowerBudget,
     ServiceStatus,
+    WorkloadPhase,
 )
 from eelgrid_protos.progress import Reporter
 
@@ -270,6 +272,28 @@ def test_the_frontier_of_the_running_fleet(eelctl, fake, tmp_path):
     doubled = json.loads(eelctl("-o", "json", "frontier", "--running", "--rates", "2").stdout)
     assert doubled["rate_hz"] == 40.0
     assert "--running" in eelctl("frontier", code=2).stderr
+
+
+@pytest.mark.usefixtures("some_work")
+def test_the_frontier_of_the_running_fleet_has_its_training_jobs(eelctl, fake, tmp_path):
+    """One job of two GPUs, at the rate that its promise of 5 % allows; its own points before those of its profile."""
+    lines = "job/train,T4,2,1,10,130,,,70\njob/train,T4,2,1,9.8,100,,,60\nchat,T4,1,8,20,70,0.3,0.4,\n"
+    titles = "workload,gpu_model,gpus,batch,throughput_hz,power_w,latency_p50_s,latency_p95_s,power_limit_w\n"
+    (tmp_path / "points.csv").write_text(titles + lines)
+    eelctl("profile", "import", str(tmp_path / "points.csv"))
+    node = a_node(gpus=4)
+    uuids = tuple(gpu.uuid for gpu in node.inventory.gpus)
+    for key, held in (("chat", uuids[:1]), ("train", uuids[1:3])):
+        place = Placement(replica=0, node_name=node.inventory.node_name, gpu_uuids=held)
+        fake.workloads[key] = replace(fake.workloads[key], phase=WorkloadPhase.PLACED, placements=(place,))
+    fake.nodes = [node]
+    found = json.loads(eelctl("-o", "json", "frontier", "--running").stdout)
+    assert found["training_hz"] == pytest.approx(10.0 / 1.05)
+    (row,) = found["rows"]
+    assert row["largest_training_factor"] == pytest.approx(1.05)
+    # It may do 5 % less at 60 W, so that it does: at 9.8 units a second for nearly all of the time.
+    (job,) = (one for one in row["instances"] if one["service"] == "train")
+    assert (job["gpus"], job["instances"]) == (2, 1)
 
 
 @pytest.mark.usefixtures("some_work")

@@ -25,10 +25,12 @@ from eelgrid_controller.formatting import count_noun
 from eelgrid_protos.safe_text import escape_csv_cell
 
 if TYPE_CHECKING:
-    from eelgrid_controller.whatif.frontier import Frontier, FrontierRow
+    from eelgrid_controller.cli.frontier_inputs import DescribedFleet
+    from eelgrid_controller.whatif.frontier import Frontier, FrontierRow, TrainingStep
 
 _INSTALL = "'eelgrid[replay]'"
 # Where a mark is written, in points from its own.
+_LINES = {"performance": "-", "balanced": (0, (7, 3)), "energy": ":"}
 _BESIDE = {"performance": (8, 8), "balanced": (10, 12), "energy": (-4, -20)}
 
 
@@ -39,16 +41,26 @@ def load_pyplot() -> Any:
 
 
 def draw_frontier(path: Path, found: "Frontier") -> None:
-    """Draws energy per request over the latency objective; the steps show what holds between objectives."""
+    """Draws energy per request over the latency objective, with training also the power over how much is trained.
+
+    The steps show what holds between objectives.
+    """
     plt = load_pyplot()
-    figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
+    if found.training:
+        figure, (axes, right) = plt.subplots(1, 2, figsize=(14, 5.5), layout="constrained", width_ratios=(3, 2))
+        _draw_training(right, found)
+    else:
+        figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
     rows = [(row, row.plan) for row in found.rows if row.plan is not None]
+    unit, what = (
+        (1000.0, "power of the fleet, kW") if found.training else (found.rate_hz, "energy of the fleet, J per request")
+    )
     efficient = [(row, plan) for row, plan in rows if row.is_efficient]
     if short := [row.latency_s for row in found.rows if row.plan is None]:
         axes.axvspan(short[0], rows[0][0].latency_s if rows else short[-1], color="0.9", label="too few GPUs")
     axes.step(
         [row.latency_s for row, _ in rows],
-        [plan.power_w / found.rate_hz for _, plan in rows],
+        [plan.power_w / unit for _, plan in rows],
         where="post",
         color="0.6",
         linewidth=1.0,
@@ -56,7 +68,7 @@ def draw_frontier(path: Path, found: "Frontier") -> None:
     )
     points = axes.scatter(
         [row.latency_s for row, _ in efficient],
-        [plan.power_w / found.rate_hz for _, plan in efficient],
+        [plan.power_w / unit for _, plan in efficient],
         c=[row.factor * found.rate_hz for row, _ in efficient],
         cmap="viridis",
         s=42,
@@ -64,7 +76,7 @@ def draw_frontier(path: Path, found: "Frontier") -> None:
     )
     for row, plan in rows:
         if row.mark:
-            at = row.latency_s, plan.power_w / found.rate_hz
+            at = row.latency_s, plan.power_w / unit
             offset = _BESIDE[row.mark.split(",")[-1]]
             axes.plot(*at, "o", markersize=12, markerfacecolor="none", markeredgecolor="crimson", zorder=3)
             axes.annotate(row.mark, at, xytext=offset, textcoords="offset points", fontsize=10, color="crimson")
@@ -76,7 +88,7 @@ def draw_frontier(path: Path, found: "Frontier") -> None:
     axes.xaxis.set_minor_formatter("")
     axes.margins(x=0.1, y=0.12)
     axes.set_xlabel("latency objective, s")
-    axes.set_ylabel("energy of the fleet, J per request")
+    axes.set_ylabel(what)
     axes.set_title(f"{found.rate_hz:g} requests a second; colour: the most that the fleet carries", fontsize=11)
     axes.grid(alpha=0.3, which="both")
     figure.colorbar(points, label="requests a second")
@@ -84,6 +96,29 @@ def draw_frontier(path: Path, found: "Frontier") -> None:
         axes.legend(fontsize=9)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def _draw_training(axes: Any, found: "Frontier") -> None:
+    """Draws the power of the fleet over how much is trained, a line for each marked objective."""
+    for row in found.rows:
+        steps = [step for step in found.training if step.latency_s == row.latency_s]
+        if row.mark and steps:
+            axes.plot(
+                [step.factor * found.training_hz for step in steps],
+                [step.power_w / 1000.0 for step in steps],
+                # Lines of two objectives may be the same.
+                linestyle=_LINES[row.mark.split(",")[-1]],
+                marker="o",
+                markersize=4,
+                label=f"{row.mark}: {row.latency_s:.3g} s",
+            )
+    axes.axvline(found.training_hz, color="0.6", linewidth=1.0, linestyle="--", label="what is asked for")
+    axes.set_xlim(left=0.0)
+    axes.set_xlabel("training, units of work per second")
+    axes.set_ylabel("power of the fleet, kW")
+    axes.set_title("what training takes, beside services that keep an objective", fontsize=11)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
 
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -94,32 +129,53 @@ def _of(gpus: Any) -> str:
     return " ".join(f"{count}x{model}" for model, count in gpus.items())
 
 
-def _columns(rate_hz: float) -> tuple[TableColumn["FrontierRow"], ...]:
+def _columns(found: "Frontier") -> tuple[TableColumn["FrontierRow"], ...]:
     def energy(row: "FrontierRow") -> str:
-        return "" if row.plan is None else f"{row.plan.power_w / rate_hz:.4g}"
+        return "" if row.plan is None else f"{row.plan.power_w / found.rate_hz:.4g}"
 
+    trained = (TableColumn["FrontierRow"]("TRAINING", lambda row: f"x{row.training_factor:.4g}", right=True),)
     return (
         TableColumn("OBJECTIVE", lambda row: f"{row.latency_s:.4g} s", right=True),
         TableColumn("WATTS", lambda row: "" if row.plan is None else f"{row.plan.power_w:,.1f}", right=True),
-        TableColumn("J/REQUEST", energy, right=True),
+        # What training draws is not the services'.
+        *(() if found.training_hz else (TableColumn["FrontierRow"]("J/REQUEST", energy, right=True),)),
         TableColumn("RATES", lambda row: f"x{row.factor:.4g}", right=True),
+        *(trained if found.training_hz else ()),
         TableColumn("GPUS", lambda row: f"lacks {row.binding_constraint}" if row.plan is None else _of(row.plan.gpus)),
         TableColumn("MARK", lambda row: row.mark, colour=lambda row: "green" if row.mark else None),
         TableColumn("EFFICIENT", lambda row: "yes" if row.is_efficient else "no", wide=True),
     )
 
 
-def _plain(row: "FrontierRow", rate_hz: float) -> dict[str, Any]:
+def _training_columns(found: "Frontier") -> tuple[TableColumn["TrainingStep"], ...]:
+    """Columns of what training costs; J/UNIT is what a unit of work adds, or of all that is trained together."""
+    base_w = {step.latency_s: step.power_w for step in found.training if not step.factor}
+
+    def energy(step: "TrainingStep") -> str:
+        added_w = step.power_w - base_w[step.latency_s]
+        return f"{added_w / (step.factor * found.training_hz):.4g}" if step.factor else ""
+
+    return (
+        TableColumn("OBJECTIVE", lambda step: f"{step.latency_s:.4g} s", right=True),
+        TableColumn("TRAINING", lambda step: f"x{step.factor:.3g}", right=True),
+        TableColumn("UNITS/S", lambda step: f"{step.factor * found.training_hz:.3g}", right=True),
+        TableColumn("WATTS", lambda step: f"{step.power_w:,.1f}", right=True),
+        TableColumn("J/UNIT", energy, right=True),
+    )
+
+
+def _plain(row: "FrontierRow", found: "Frontier") -> dict[str, Any]:
     """Returns the row in SI units, with None where the fleet cannot carry the rates."""
-    plan = row.plan
+    plan, rate_hz = row.plan, found.rate_hz
     return {
         "latency_s": row.latency_s,
         "carried": plan is not None,
         "power_w": None if plan is None else plan.power_w,
         "serving_w": None if plan is None else plan.serving_w,
-        "energy_per_request_j": None if plan is None else plan.power_w / rate_hz,
+        "energy_per_request_j": None if plan is None or found.training_hz else plan.power_w / rate_hz,
         "largest_factor": row.factor,
         "largest_rate_hz": row.factor * rate_hz,
+        "largest_training_factor": row.training_factor,
         "efficient": row.is_efficient,
         "mark": row.mark,
         "lacks": dict(row.lacks),
@@ -169,8 +225,8 @@ def _read_described_inputs(points: Path | None, services: Path | None) -> Any:
 
     if points is None or services is None:
         raise click.UsageError("give --points and --services, or --running for the fleet of the controller")
-    asked, fleet = read_services(services)
-    return read_points(points, tuple(fleet)), asked, fleet
+    described = read_services(services)
+    return read_points(points, tuple(described.pools)), described
 
 
 def _fetch_running_fleet(settings: CliSettings, factor: float) -> Any:
@@ -181,7 +237,7 @@ def _fetch_running_fleet(settings: CliSettings, factor: float) -> Any:
         return read_running_fleet(client, timeout_s=settings.timeout_s, factor=factor)
 
 
-def _compute_frontier(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Frontier":
+def _compute_frontier(measured: Any, fleet: "DescribedFleet", objectives: int) -> "Frontier":
     from eelgrid_controller.profiles.points import ServingError
     from eelgrid_controller.whatif.frontier import compute_frontier
 
@@ -195,7 +251,14 @@ def _compute_frontier(measured: Any, asked: Any, fleet: Any, objectives: int) ->
         progress(done)
 
     try:
-        return compute_frontier(measured, asked, fleet, objectives_most=objectives, tell=tell)
+        return compute_frontier(
+            measured,
+            fleet.services,
+            fleet.pools,
+            training=fleet.training,
+            objectives_most=objectives,
+            tell=tell,
+        )
     except ServingError as error:
         raise RequestRefused(error.problem, error.remedy) from None
     finally:
@@ -212,9 +275,13 @@ def _print_frontier(settings: CliSettings, found: "Frontier") -> None:
         for row, last in zip(found.rows, before, strict=False)
         if wide or row.is_efficient or row.mark or (row.plan is None and (last is None or row.factor > last.factor))
     ]
-    columns = visible_columns(settings, _columns(found.rate_hz))
+    columns = visible_columns(settings, _columns(found))
     for line in text_table(columns, shown, headers=settings.headers, colour=use_colour()):
         echo(line)
+    if found.training:
+        echo("")
+        for line in text_table(_training_columns(found), found.training, headers=settings.headers):
+            echo(line)
     service, latency_s = found.tightest
     echo(f"below {latency_s:.4g} s: {service} has no measured point that fast", err=True)
     if found.objectives > len(found.rows):
@@ -227,7 +294,7 @@ def _print_frontier(settings: CliSettings, found: "Frontier") -> None:
 
 @click.command()
 @click.option("--points", type=_FILE, help="CSV file of measured points (docs/how-to/frontier.md).")
-@click.option("--services", type=_FILE, help="YAML file of services with their rates, and of the fleet.")
+@click.option("--services", type=_FILE, help="YAML file of services and training with their rates, and of the fleet.")
 @click.option("--running", is_flag=True, help="Use the fleet of the controller, at its current rates.")
 @click.option(
     "--rates",
@@ -261,8 +328,10 @@ def frontier(
     """Compute energy against latency and throughput, of a described fleet or of the running one.
 
     For each latency objective at which the choice can change, shows the lowest power at which the fleet keeps all
-    services at their rates, and the largest factor on all rates that it can carry. MARK names what the objectives
-    performance, balanced (the knee) and energy would choose. Everything is computed on this machine.
+    services, and training jobs, at their rates, and the largest factor on these that it can carry: RATES on those of the
+    services, TRAINING on those of the training, each beside the other at its rates. MARK names what the objectives
+    performance, balanced (the knee) and energy would choose; at these a second table shows the power by how much is
+    trained. Everything is computed on this machine.
 
     Exits with 1 if the fleet cannot carry the rates at any objective.
 
@@ -278,9 +347,9 @@ def frontier(
         load_pyplot()  # fails before the computation if it is missing
     settings: CliSettings = context.obj
     known = _fetch_running_fleet(settings, rates) if running else _read_described_inputs(points, services)
-    measured, asked, fleet = known
-    found = _compute_frontier(measured, asked, fleet, objectives)
-    rows = [_plain(row, found.rate_hz) for row in found.rows]
+    measured, fleet = known
+    found = _compute_frontier(measured, fleet, objectives)
+    rows = [_plain(row, found) for row in found.rows]
     if out is not None:
         _write(out, [_cells(row) for row in rows])
     if plot is not None:
@@ -291,6 +360,10 @@ def frontier(
             "tightest": {"service": found.tightest[0], "latency_s": found.tightest[1]},
             "objectives": found.objectives,
             "passed_over": dict(found.passed_over),
+            "training_hz": found.training_hz,
+            "training": [
+                {"latency_s": step.latency_s, "factor": step.factor, "power_w": step.power_w} for step in found.training
+            ],
             "rows": rows,
         }
         print_plain(settings, plain, ())

@@ -2,22 +2,22 @@
 
 Owns the formats of the two files (docs/how-to/frontier.md): an error names the line and column, or the field, and what
 to write instead. Of the running fleet those services count that run with a promise, and the GPUs that they or nobody
-hold. Must not know what is computed.
+hold; and training jobs of which anything was measured, with theirs. Must not know what is computed.
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from eelgrid_controller.cli.connection import RequestRefused, fetch_whole, iterate_pages, read_yaml_file
 from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.replay.csv_reader import CsvLine, read_lines
-from eelgrid_controller.state.measurements import make_profile_point
-from eelgrid_controller.whatif.frontier import POINTS_MOST, FrontierPool, FrontierService
+from eelgrid_controller.state.measurements import make_job_profile_name, make_profile_point
+from eelgrid_controller.whatif.frontier import POINTS_MOST, FrontierPool, FrontierService, FrontierTraining
 from eelgrid_protos.catalogue import GpuNameError, load_catalogue, resolve_gpu_model, resolve_product
 from eelgrid_protos.messages import (
     GpuStatus,
@@ -149,18 +149,32 @@ def _number(value: Any, place: str, remedy: str) -> float:
 
 def _service(value: Any, place: str) -> FrontierService:
     fields = _fields(value, place, ("name", "workload", "rate_hz", "quantile"))
-    for key in ("name", "workload"):
-        if not isinstance(fields[key], str) or not 0 < len(fields[key]) <= 128:
-            raise RequestRefused(
-                f"{place}: {key} is {fields[key]!r}", "write a name of 1 to 128 characters, quoted if a number"
-            )
+    name, workload = _names(fields, place)
     rate_hz = _number(fields["rate_hz"], f"{place}: rate_hz", "write requests per second, above 0, for example 12.5")
     quantile = fields["quantile"]
     if not isinstance(quantile, float) or quantile not in _QUANTILES.values():
         raise RequestRefused(f"{place}: quantile is {quantile!r}", "write 0.5, 0.95 or 0.99")
     if rate_hz == 0.0:
         raise RequestRefused(f"{place}: rate_hz is 0", "write requests per second, or leave the service out")
-    return FrontierService(fields["name"], fields["workload"], rate_hz, quantile)
+    return FrontierService(name, workload, rate_hz, quantile)
+
+
+def _training(value: Any, place: str) -> FrontierTraining:
+    fields = _fields(value, place, ("name", "workload", "rate_hz"))
+    name, workload = _names(fields, place)
+    rate_hz = _number(fields["rate_hz"], f"{place}: rate_hz", "write steps, images or samples per second, above 0")
+    if rate_hz == 0.0:
+        raise RequestRefused(f"{place}: rate_hz is 0", "write work per second, or leave the training out")
+    return FrontierTraining(name, workload, rate_hz)
+
+
+def _names(fields: Mapping[str, Any], place: str) -> tuple[str, str]:
+    for key in ("name", "workload"):
+        if not isinstance(fields[key], str) or not 0 < len(fields[key]) <= 128:
+            raise RequestRefused(
+                f"{place}: {key} is {fields[key]!r}", "write a name of 1 to 128 characters, quoted if a number"
+            )
+    return fields["name"], fields["workload"]
 
 
 def _gpus(model: Any, value: Any, path: Path) -> tuple[str, FrontierPool]:
@@ -182,10 +196,20 @@ def _gpus(model: Any, value: Any, path: Path) -> tuple[str, FrontierPool]:
     return product.model, FrontierPool(count, product.idle_w)
 
 
-def read_services(path: Path) -> tuple[tuple[FrontierService, ...], Mapping[str, FrontierPool]]:
-    """Reads services and fleet from a YAML file; raises RequestRefused with the field and the remedy."""
-    fields = _fields(read_yaml_file(path, _YAML_BYTES_MOST), str(path), ("services", "fleet"))
-    listed, fleet = fields["services"], fields["fleet"]
+class DescribedFleet(NamedTuple):
+    """What a fleet has to serve and to train, and its GPUs by model."""
+
+    services: tuple[FrontierService, ...]
+    training: tuple[FrontierTraining, ...]
+    pools: Mapping[str, FrontierPool]
+
+
+def read_services(path: Path) -> DescribedFleet:
+    """Reads services, training and fleet from a YAML file; raises RequestRefused with the field and the remedy."""
+    fields = _fields(read_yaml_file(path, _YAML_BYTES_MOST), str(path), ("services", "fleet"), ("training",))
+    listed, trained, fleet = fields["services"], fields.get("training", []), fields["fleet"]
+    if not isinstance(trained, list):
+        raise RequestRefused(f"{path}: training is not a list", "write `- name: ...` for each kind of job")
     if not isinstance(listed, list) or not listed:
         raise RequestRefused(f"{path}: services is not a list", "write `- name: ...` for each service")
     if not isinstance(fleet, Mapping) or not fleet:
@@ -193,13 +217,14 @@ def read_services(path: Path) -> tuple[tuple[FrontierService, ...], Mapping[str,
             f"{path}: fleet is not a mapping", "write the number of GPUs of each model, for example H200: 8"
         )
     services = tuple(_service(value, f"{path}: service {number}") for number, value in enumerate(listed, 1))
+    training = tuple(_training(value, f"{path}: training {number}") for number, value in enumerate(trained, 1))
     pools: dict[str, FrontierPool] = {}
     for name, value in fleet.items():
         model, pool = _gpus(name, value, path)
         if model in pools:
             raise RequestRefused(f"{path}: fleet: {name}: is {model}, which is there already", "write it once")
         pools[model] = pool
-    return services, pools
+    return DescribedFleet(services, training, pools)
 
 
 def _running_service(workload: Workload, arrived_hz: float | None, factor: float) -> FrontierService | None:
@@ -213,8 +238,30 @@ def _running_service(workload: Workload, arrived_hz: float | None, factor: float
     return FrontierService(workload.workload_id, promise.profile, rate_hz, promise.objectives[0].quantile)
 
 
+def _running_job(
+    workload: Workload, points: Mapping[str, Sequence[Point]], models: Mapping[str, str]
+) -> FrontierTraining | None:
+    """Returns a training job at the least rate that its promise allows; None if nothing of it was measured on its GPUs."""
+    promise = workload.spec.training
+    uuids = [uuid for place in workload.placements for uuid in place.gpu_uuids]
+    on = {models.get(uuid, "") for uuid in uuids}
+    if promise is None or len(on) != 1:
+        return None
+    runs_on = next(iter(on)), len(uuids)
+    for profile in (make_job_profile_name(workload.workload_id), promise.profile):
+        rates_hz = [
+            one.throughput_hz
+            for one in points.get(profile, ())
+            if (one.configuration.gpu_model, one.configuration.gpus) == runs_on and one.power_w is not None
+        ]
+        if rates_hz:
+            rate_hz = max(rates_hz) / (1.0 + (promise.slowdown_most or 0.0))
+            return FrontierTraining(workload.workload_id, profile, rate_hz, runs_on)
+    return None
+
+
 def _fleet(gpus: list[GpuStatus], services: set[str]) -> Mapping[str, FrontierPool]:
-    """Returns by model the GPUs that are ready, and free or held by these services."""
+    """Returns by model the GPUs that are ready, and free or held by these services and jobs."""
     power, counts, idle_w = PriorPowerModel(load_catalogue()), Counter[str](), dict[str, float]()
     for one in gpus:
         if one.node_state is NodeState.READY and not one.gpu.lost and set(one.workload_ids) <= services:
@@ -225,8 +272,11 @@ def _fleet(gpus: list[GpuStatus], services: set[str]) -> Mapping[str, FrontierPo
 
 def read_running_fleet(
     client: Any, *, timeout_s: float, factor: float = 1.0
-) -> tuple[tuple[Point, ...], tuple[FrontierService, ...], Mapping[str, FrontierPool]]:
-    """Reads points, services at `factor` times their rates, and GPUs that are theirs or free; raises RequestRefused."""
+) -> tuple[tuple[Point, ...], DescribedFleet]:
+    """Reads points, services at `factor` times their rates, training jobs, and GPUs that are theirs or free.
+
+    Raises RequestRefused.
+    """
     told = iterate_pages(client.list_points, ListPointsRequest(), "points", timeout_s=timeout_s)
     points = tuple(map(make_profile_point, told))
     if not points:
@@ -245,4 +295,11 @@ def read_running_fleet(
             "submit one with objectives and rate_hz: docs/how-to/promises.md",
         )
     gpus = list(iterate_pages(client.list_gpus, ListGpusRequest(), "gpus", timeout_s=timeout_s))
-    return points, services, _fleet(gpus, {one.name for one in services})
+    models = {one.gpu.uuid: one.gpu.model for one in gpus}
+    by_profile: dict[str, list[Point]] = {}
+    for point in points:
+        by_profile.setdefault(point.workload, []).append(point)
+    jobs = [_running_job(one, by_profile, models) for one in workloads]
+    training = tuple(job for job in jobs if job is not None)
+    ids = {service.name for service in services} | {job.name for job in training}
+    return points, DescribedFleet(services, training, _fleet(gpus, ids))

@@ -1,12 +1,13 @@
 """Sweeps latency objectives of a described fleet: least power and largest load for each, and the marked rows.
 
 `performance` is the tightest objective, `energy` the tightest of least power, `balanced` the knee between.
-Capacity is the largest common factor on all rates (mixed-integer program, HiGHS).
+Capacity is the largest common factor on all rates (mixed-integer program, HiGHS). Training jobs have a rate and no latency:
+beside services that keep an objective the fleet does so much work for them, at so many watts.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from eelgrid_controller.whatif.instances import (
     choose_instances,
     dispatch_load,
     feasible_shapes,
+    training_shapes,
 )
 from eelgrid_kernels.arrays import Floats
 
@@ -30,10 +32,11 @@ _NODES_MOST = 1_000  # of one program: a limit in seconds would give another ans
 
 
 class CapacityLoad(NamedTuple):
-    """A service with the shapes that keep its objective."""
+    """A service with the shapes that keep its objective, or training jobs with theirs."""
 
     rate_hz: float
     shapes: tuple[InstanceShape, ...]
+    instances_most: int | None = None  # of each shape
 
 
 class CapacityResult(NamedTuple):
@@ -49,6 +52,7 @@ class _Column(NamedTuple):
     model: str
     gpus: int
     throughput_hz: float
+    instances_most: int | None
 
 
 def _columns(loads: Sequence[CapacityLoad]) -> list[_Column]:
@@ -59,7 +63,7 @@ def _columns(loads: Sequence[CapacityLoad]) -> list[_Column]:
         for place, shape in enumerate(load.shapes):
             key = shape.configuration.gpu_model, shape.gpus
             if key not in best or shape.throughput_hz > best[key].throughput_hz:
-                best[key] = _Column(number, place, *key, shape.throughput_hz)
+                best[key] = _Column(number, place, *key, shape.throughput_hz, load.instances_most)
         found += best.values()
     return found
 
@@ -93,31 +97,45 @@ def _factor(loads: Sequence[CapacityLoad], instances: Sequence[Sequence[int]]) -
     )
 
 
-def largest_factor(loads: Sequence[CapacityLoad], pool: Mapping[str, int]) -> CapacityResult:
-    """The largest factor on all rates; 0 with no instances where a service has no room for a single one."""
-    instances = [[0] * len(load.shapes) for load in loads]
+def largest_factor(
+    loads: Sequence[CapacityLoad], pool: Mapping[str, int], fixed: Sequence[CapacityLoad] = ()
+) -> CapacityResult:
+    """The largest factor on all rates beside others that are carried as they are; 0 with no instances if there is none.
+
+    The instances are of the loads, then of the fixed ones.
+    """
+    every = (*loads, *fixed)
+    instances = [[0] * len(load.shapes) for load in every]
     nothing = CapacityResult(0.0, tuple(map(tuple, instances)))
-    columns = [column for column in _columns(loads) if column.gpus <= pool[column.model]]
+    columns = [column for column in _columns(every) if column.gpus <= pool[column.model]]
+    most = [
+        min(pool[column.model] // column.gpus, pool[column.model] if (at := column.instances_most) is None else at)
+        for column in columns
+    ]
     alone = [0.0] * len(loads)
-    for column in columns:
-        per_gpu_hz = column.throughput_hz / column.gpus / loads[column.load].rate_hz
-        alone[column.load] += per_gpu_hz * pool[column.model]
+    for column, count in zip(columns, most, strict=True):
+        if column.load < len(loads):
+            alone[column.load] += (
+                column.throughput_hz
+                / loads[column.load].rate_hz
+                * (pool[column.model] / column.gpus if column.instances_most is None else count)
+            )
     unit = min(alone, default=0.0)
     if unit <= 0.0:
         return nothing
-    rows = _rows(columns, loads, pool, unit)
-    factor = np.concatenate([-np.ones(len(loads)), np.zeros(len(pool))])[:, None]
-    low = np.array([0.0] * len(loads) + [-np.inf] * len(pool))
-    high = np.array([np.inf] * len(loads) + [float(gpus) for gpus in pool.values()])
+    rows = _rows(columns, every, pool, unit)
+    factor = np.concatenate([-np.ones(len(loads)), np.zeros(len(fixed) + len(pool))])[:, None]
+    low = np.array([0.0] * len(loads) + [1.0 / unit] * len(fixed) + [-np.inf] * len(pool))
+    high = np.array([np.inf] * len(every) + [float(gpus) for gpus in pool.values()])
     cost = np.array([0.0] * len(columns) + [-1.0])
     whole = np.array([True] * len(columns) + [False])
-    most = np.array([float(pool[column.model] // column.gpus) for column in columns] + [1.0])
-    found = _solve_program(cost, np.hstack([rows, factor]), low, high, whole=whole, most=most)
+    bounds = np.array([*map(float, most), 1.0])
+    found = _solve_program(cost, np.hstack([rows, factor]), low, high, whole=whole, most=bounds)
     if found is None:
         return nothing
     for column, count in zip(columns, found, strict=False):
         instances[column.load][column.shape] = round(float(count))
-    return CapacityResult(_factor(loads, instances), tuple(map(tuple, instances)))
+    return CapacityResult(_factor(loads, instances[: len(loads)]), tuple(map(tuple, instances)))
 
 
 def missing_gpus(loads: Sequence[CapacityLoad], pool: Mapping[str, int]) -> Mapping[str, int]:
@@ -129,10 +147,9 @@ def missing_gpus(loads: Sequence[CapacityLoad], pool: Mapping[str, int]) -> Mapp
     high = np.array([np.inf] * len(loads) + [float(gpus) for gpus in pool.values()])
     # Of the same number, the models that are named first, so that the answer is one.
     cost = np.array([0.0] * len(columns) + [1.0 + CAPACITY_GAP * place for place in range(len(pool))])
-    count = len(columns) + len(pool)
-    found = _solve_program(
-        cost, np.hstack([rows, added]), low, high, whole=np.ones(count, np.bool_), most=np.full(count, np.inf)
-    )
+    bounds = [np.inf if column.instances_most is None else float(column.instances_most) for column in columns]
+    most = np.array([*bounds, *([np.inf] * len(pool))])
+    found = _solve_program(cost, np.hstack([rows, added]), low, high, whole=np.ones(len(most), np.bool_), most=most)
     if found is None:
         raise NoFeasibleConfiguration("fleet", "the solver found no number of GPUs", "report this: it is a fault")
     gpus = (round(float(value)) for value in found[len(columns) :])
@@ -171,10 +188,27 @@ class FrontierService:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class FrontierTraining:
+    """Training jobs of one kind, and how much of their work is to be done in a second; or one job that runs."""
+
+    name: str
+    workload: str
+    rate_hz: float
+    runs_on: tuple[str, int] | None = None  # GPU model and GPUs of the one job
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.rate_hz <= _RATE_MOST_HZ:
+            raise InvalidServingValue(
+                f"rate_hz of {self.name}", f"{self.rate_hz} Hz", "give more than 0: leave out what is not to be done"
+            )
+
+
 class UsablePoints(NamedTuple):
-    """The points of each service, and how many others were passed over for which reason."""
+    """The points of each service and of the training jobs, and how many others were passed over for which reason."""
 
     points: tuple[tuple[Point, ...], ...]
+    training: tuple[tuple[Point, ...], ...]
     passed_over: Mapping[str, int]
 
 
@@ -200,13 +234,21 @@ def _flaw(point: Point, asked: set[str], fleet: Mapping[str, FrontierPool]) -> s
     return None
 
 
+def _can_run(job: FrontierTraining, point: Point) -> bool:
+    running = point.configuration
+    return job.runs_on is None or (running.gpu_model, running.gpus) == job.runs_on
+
+
 def select_usable_points(
-    points: Sequence[Point], services: Sequence[FrontierService], fleet: Mapping[str, FrontierPool]
+    points: Sequence[Point],
+    services: Sequence[FrontierService],
+    fleet: Mapping[str, FrontierPool],
+    training: Sequence[FrontierTraining] = (),
 ) -> UsablePoints:
-    """The points that each service can run at; raises Unusable, and NoFeasibleConfiguration for a service that has none."""
+    """The points that each can run at; raises Unusable, and NoFeasibleConfiguration for one that has none."""
     if not services:
         raise InvalidServingValue("services", "none", "name at least one")
-    names = [service.name for service in services]
+    names = [*(service.name for service in services), *(job.name for job in training)]
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise InvalidServingValue("services", f"{repeated[0]} is there twice", "give each its own name")
     for model, gpus in fleet.items():
@@ -214,7 +256,8 @@ def select_usable_points(
             raise InvalidServingValue(f"fleet {model}", f"{gpus.count} GPUs", f"give 0 to {_COUNT_MOST}")
         if gpus.idle_w < 0.0:
             raise InvalidServingValue(f"fleet {model}", f"{gpus.idle_w:g} W idle", "give 0 or more")
-    flaws = [_flaw(point, {service.workload for service in services}, fleet) for point in points]
+    asked = {service.workload for service in services} | {job.workload for job in training}
+    flaws = [_flaw(point, asked, fleet) for point in points]
     passed = Counter(flaw for flaw in flaws if flaw is not None)
     sound = [point for point, flaw in zip(points, flaws, strict=True) if flaw is None]
     found = []
@@ -231,18 +274,35 @@ def select_usable_points(
         if len(mine) > len(timed):
             passed[f"{service.name}: latency at quantile {service.quantile:g} not measured"] = len(mine) - len(timed)
         found.append(timed)
-    return UsablePoints(tuple(found), dict(passed))
+    trained = []
+    for job in training:
+        trained.append(tuple(point for point in sound if point.workload == job.workload and _can_run(job, point)))
+        if not trained[-1]:
+            raise NoFeasibleConfiguration(
+                f"training {job.name}",
+                f"no point of {job.workload} on a model of the fleet with watts on whole GPUs",
+                "measure one, or correct the workload or the fleet",
+            )
+        most_hz = max(point.throughput_hz for point in trained[-1])
+        if job.runs_on is not None and job.rate_hz > most_hz:
+            raise NoFeasibleConfiguration(
+                f"training {job.name}",
+                f"one job does at most {most_hz:g} a second",
+                f"ask for less than {job.rate_hz:g}",
+            )
+    return UsablePoints(tuple(found), tuple(trained), dict(passed))
 
 
 _SAME = 1e-9  # relative: rounding
 
 
 class RowCost(NamedTuple):
-    """What a row is worth; less, less and more are better."""
+    """What a row is worth; less latency and power, and larger factors are better."""
 
     latency_s: float
     power_w: float
     factor: float
+    training_factor: float = 0.0
 
 
 def _beats(one: RowCost, other: RowCost) -> bool:
@@ -251,11 +311,13 @@ def _beats(one: RowCost, other: RowCost) -> bool:
         one.latency_s <= other.latency_s
         and one.power_w <= other.power_w * (1.0 + _SAME)
         and one.factor >= other.factor * (1.0 - _SAME)
+        and one.training_factor >= other.training_factor * (1.0 - _SAME)
     )
     return no_worse and (
         one.latency_s < other.latency_s
         or one.power_w < other.power_w * (1.0 - _SAME)
         or one.factor > other.factor * (1.0 + _SAME)
+        or one.training_factor > other.training_factor * (1.0 + _SAME)
     )
 
 
@@ -293,18 +355,18 @@ _SOLVED = 1e-5  # relative: how near the best the solvers come; a smaller gain i
 class PlacedInstances:
     """Instances of a service that are started alike; `configuration.batch` is that of no one point: 0."""
 
-    service: str
+    service: str  # or the training jobs
     configuration: Configuration
     instances: int
 
 
 @dataclass(frozen=True, slots=True)
 class FrontierPlan:
-    """What serves all rates at an objective."""
+    """What serves all rates at an objective, and trains."""
 
     power_w: float  # of the fleet, unused GPUs idle
-    serving_w: float  # of the GPUs that serve
-    gpus: Mapping[str, int]  # that serve, by model
+    serving_w: float  # of the GPUs that serve or train
+    gpus: Mapping[str, int]  # that serve or train, by model
     placed: tuple[PlacedInstances, ...]
 
 
@@ -313,16 +375,26 @@ class FrontierRow:
     """One objective; `plan` is None where the fleet does not carry the rates, and `lacks` says what it takes."""
 
     latency_s: float
-    factor: float  # the largest on all rates
+    factor: float  # the largest on all rates of services
     plan: FrontierPlan | None
     lacks: Mapping[str, int]  # GPUs by model
     is_efficient: bool = False
     mark: str = ""  # weightings whose choice this is
+    training_factor: float = 0.0  # the largest on all rates of training, beside services at their rates
 
     @property
     def binding_constraint(self) -> str:
         """Why the rates are not carried."""
         return ", ".join(f"{count} more {model}" for model, count in self.lacks.items())
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """What the fleet draws if training is done at a factor of its rates, beside services that keep an objective."""
+
+    latency_s: float
+    factor: float
+    power_w: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +406,8 @@ class Frontier:
     tightest: tuple[str, float]  # the service whose fastest point is the slowest, and its latency in s
     objectives: int  # at which the choice can change; more than rows if they were thinned out
     passed_over: Mapping[str, int]  # points, by reason
+    training_hz: float = 0.0  # of all training jobs
+    training: tuple[TrainingStep, ...] = ()  # at each marked objective, by factor, rising
 
 
 def _unbeaten(points: Sequence[Point], quantile: float) -> set[float]:
@@ -363,14 +437,17 @@ def _thin_values(values: Sequence[float], most: int) -> list[float]:
 
 
 def _plan(
-    services: Sequence[FrontierService],
-    shapes: Sequence[tuple[InstanceShape, ...]],
+    names: Sequence[str],
+    loads: Sequence[CapacityLoad],
     fleet: Mapping[str, FrontierPool],
     carried: CapacityResult,
 ) -> FrontierPlan | None:
     """The least watts at which all rates are served, or None."""
     asks = [
-        ServiceDemand(some, service.rate_hz, (0,) * len(some)) for service, some in zip(services, shapes, strict=True)
+        ServiceDemand(load.shapes, load.rate_hz, (0,) * len(load.shapes))
+        if (most := load.instances_most) is None
+        else ServiceDemand(load.shapes, load.rate_hz, (most,) * len(load.shapes), only_loaded=True)
+        for load in loads
     ]
     try:
         serving = choose_instances(
@@ -382,11 +459,11 @@ def _plan(
         serving = carried.instances  # on the border, where two solvers round differently
     used = dict.fromkeys(fleet, 0)
     placed = []
-    for service, some, counts in zip(services, shapes, serving, strict=True):
-        for shape, count in zip(some, counts, strict=True):
+    for name, load, counts in zip(names, loads, serving, strict=True):
+        for shape, count in zip(load.shapes, counts, strict=True):
             used[shape.configuration.gpu_model] += shape.gpus * count
             if count:
-                placed.append(PlacedInstances(service.name, shape.configuration, count))
+                placed.append(PlacedInstances(name, shape.configuration, count))
     serving_w = math.fsum(
         dispatch_load(ask.shapes, counts, ask.demand_hz).power_w for ask, counts in zip(asks, serving, strict=True)
     )
@@ -399,7 +476,10 @@ def _mark_rows(rows: Sequence[FrontierRow]) -> tuple[FrontierRow, ...]:
     feasible = [(place, row.plan) for place, row in enumerate(rows) if row.plan is not None]
     if not feasible:
         return tuple(rows)
-    worth = [RowCost(rows[place].latency_s, plan.power_w, rows[place].factor) for place, plan in feasible]
+    worth = [
+        RowCost(rows[place].latency_s, plan.power_w, rows[place].factor, rows[place].training_factor)
+        for place, plan in feasible
+    ]
     marks: dict[int, list[str]] = {}
     least_w = min(one.power_w for one in worth)
     cheapest = next(number for number, one in enumerate(worth) if one.power_w <= least_w)
@@ -411,27 +491,96 @@ def _mark_rows(rows: Sequence[FrontierRow]) -> tuple[FrontierRow, ...]:
     )
 
 
+_TRAINING_STEPS = 8  # of the way to what the fleet can do
+
+
+class _Sweep:
+    """The objectives of one fleet, one after another, tightest first."""
+
+    def __init__(
+        self,
+        known: UsablePoints,
+        services: Sequence[FrontierService],
+        training: Sequence[FrontierTraining],
+        fleet: Mapping[str, FrontierPool],
+    ) -> None:
+        self._known, self._services, self._fleet = known, services, fleet
+        self._pool = {model: gpus.count for model, gpus in fleet.items()}
+        self._idle_w = {model: gpus.idle_w for model, gpus in fleet.items()}
+        self._names = [*(service.name for service in services), *(job.name for job in training)]
+        self._training = [
+            CapacityLoad(job.rate_hz, training_shapes(mine, self._idle_w), None if job.runs_on is None else 1)
+            for job, mine in zip(training, known.training, strict=True)
+        ]
+        self.rows: list[FrontierRow] = []
+        self._best, self._best_training = CapacityResult(0.0, ()), 0.0
+        self._before: list[CapacityLoad] = []
+
+    def _list_loads(self, latency_s: float) -> list[CapacityLoad]:
+        return [
+            CapacityLoad(
+                service.rate_hz,
+                feasible_shapes(mine, QuantileObjective(service.quantile, latency_s), idle_w=self._idle_w, start_s=0.0),
+            )
+            for service, mine in zip(self._services, self._known.points, strict=True)
+        ]
+
+    def add_row(self, latency_s: float) -> None:
+        """Adds the row of an objective, looser than those before."""
+        loads = self._list_loads(latency_s)
+        if self.rows and loads == self._before:
+            self.rows.append(replace(self.rows[-1], latency_s=latency_s))
+            return
+        self._before = loads
+        carried = largest_factor(loads, self._pool, self._training)
+        if carried.factor > self._best.factor * (1.0 + CAPACITY_GAP):
+            self._best = carried
+        plan = _plan(self._names, [*loads, *self._training], self._fleet, carried)
+        held = self.rows[-1].plan if self.rows else None
+        if held is not None and (plan is None or plan.power_w >= held.power_w * (1.0 - _SOLVED)):
+            plan = held
+        factor = self._best.factor if plan is None else max(self._best.factor, 1.0)
+        if self._training:
+            most = largest_factor(self._training, self._pool, loads).factor
+            self._best_training = max(self._best_training, most, 0.0 if plan is None else 1.0)
+        lacks = {} if plan is not None else missing_gpus([*loads, *self._training], self._pool)
+        self.rows.append(FrontierRow(latency_s, factor, plan, lacks, training_factor=self._best_training))
+
+    def trace_training(self, row: FrontierRow) -> Iterator[TrainingStep]:
+        """Yields what the fleet draws at an objective by how much is trained, from nothing to all that it can do."""
+        services = self._list_loads(row.latency_s)
+        least_w = 0.0
+        for step in range(_TRAINING_STEPS + 1):
+            factor = row.training_factor * (1.0 - CAPACITY_GAP) * step / _TRAINING_STEPS
+            some = [load._replace(rate_hz=load.rate_hz * factor) for load in self._training] if step else []
+            plan = _plan(
+                self._names[: len(services) + len(some)], [*services, *some], self._fleet, CapacityResult(0.0, ())
+            )
+            if plan is not None:
+                least_w = max(least_w, plan.power_w)
+                yield TrainingStep(row.latency_s, factor, least_w)
+
+
 def compute_frontier(
     points: Sequence[Point],
     services: Sequence[FrontierService],
     fleet: Mapping[str, FrontierPool],
     *,
+    training: Sequence[FrontierTraining] = (),
     objectives_most: int = OBJECTIVES_MOST,
     tell: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Frontier:
-    """Energy against latency against throughput of these services on this fleet.
+    """Energy against latency against throughput of these services, and training jobs, on this fleet.
 
     `tell` is called before each objective with how many are done and how many there are.
     Raises Unusable for a value that is none, NoFeasibleConfiguration for a service without a point.
     """
-    if len(points) > POINTS_MOST or len(services) > SERVICES_MOST:
+    if len(points) > POINTS_MOST or len(services) + len(training) > SERVICES_MOST:
         what, most = ("points", POINTS_MOST) if len(points) > POINTS_MOST else ("services", SERVICES_MOST)
         raise InvalidServingValue(what, f"over {most}", "leave out what cannot be chosen")
     if not 2 <= objectives_most <= OBJECTIVES_MOST:
         raise InvalidServingValue("objectives", f"{objectives_most}", f"give 2 to {OBJECTIVES_MOST}")
-    known = select_usable_points(points, services, fleet)
-    pool = {model: gpus.count for model, gpus in fleet.items()}
-    idle_w = {model: gpus.idle_w for model, gpus in fleet.items()}
+    known = select_usable_points(points, services, fleet, training)
     least_s = [
         min(p.latency_s[service.quantile] for p in mine) for service, mine in zip(services, known.points, strict=True)
     ]
@@ -440,34 +589,18 @@ def compute_frontier(
         *(_unbeaten(mine, service.quantile) for service, mine in zip(services, known.points, strict=True))
     )
     every = sorted(latency_s for latency_s in changes if latency_s >= least_s[slowest])
-    rows: list[FrontierRow] = []
-    best = CapacityResult(0.0, ())
-    before: list[tuple[InstanceShape, ...]] = []
+    sweep = _Sweep(known, services, training, fleet)
     taken = _thin_values(every, objectives_most)
     for done, latency_s in enumerate(taken):
         tell(done, len(taken))
-        shapes = [
-            feasible_shapes(mine, QuantileObjective(service.quantile, latency_s), idle_w=idle_w, start_s=0.0)
-            for service, mine in zip(services, known.points, strict=True)
-        ]
-        if rows and shapes == before:
-            rows.append(replace(rows[-1], latency_s=latency_s))
-            continue
-        before = shapes
-        loads = [CapacityLoad(service.rate_hz, some) for service, some in zip(services, shapes, strict=True)]
-        carried = largest_factor(loads, pool)
-        if carried.factor > best.factor * (1.0 + CAPACITY_GAP):
-            best = carried
-        plan = _plan(services, shapes, fleet, carried)
-        held = rows[-1].plan if rows else None
-        if held is not None and (plan is None or plan.power_w >= held.power_w * (1.0 - _SOLVED)):
-            plan = held
-        factor = best.factor if plan is None else max(best.factor, 1.0)
-        rows.append(FrontierRow(latency_s, factor, plan, {} if plan is not None else missing_gpus(loads, pool)))
+        sweep.add_row(latency_s)
+    rows = _mark_rows(sweep.rows)
     return Frontier(
-        _mark_rows(rows),
+        rows,
         math.fsum(s.rate_hz for s in services),
         (services[slowest].name, least_s[slowest]),
         len(every),
         known.passed_over,
+        math.fsum(job.rate_hz for job in training),
+        tuple(step for row in rows if row.mark and training for step in sweep.trace_training(row)),
     )

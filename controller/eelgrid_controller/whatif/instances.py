@@ -119,8 +119,27 @@ def feasible_shapes(
             f"no measured configuration keeps {objective.latency_s:g} s at quantile {objective.quantile:g}",
             "relax the objective, or measure faster configurations",
         )
+    return _build_shapes(admissible, idle_w, start_s, part_load)
+
+
+def training_shapes(points: Sequence[Point], idle_w: Mapping[str, float]) -> tuple[InstanceShape, ...]:
+    """The shapes of a training job, which may change its power limit while it runs, and may end before others do.
+
+    So one shape has the points at all limits, and part of the time its GPUs may be idle.
+    """
+    steps: dict[Configuration, list[HullStep]] = {}
+    for index, point in enumerate(points):
+        if point.power_w is not None and point.throughput_hz > 0.0:
+            shape = replace(_same(point), power_limit_w=None)
+            steps.setdefault(shape, []).append(HullStep(point.throughput_hz, point.power_w, index))
+    return _build_shapes(steps, idle_w, 0.0, PartLoad.PROPORTIONAL)
+
+
+def _build_shapes(
+    steps_of: Mapping[Configuration, list[HullStep]], idle_w: Mapping[str, float], start_s: float, part_load: PartLoad
+) -> tuple[InstanceShape, ...]:
     found = []
-    for configuration, steps in admissible.items():
+    for configuration, steps in steps_of.items():
         if configuration.gpu_model not in idle_w:
             raise InvalidServingValue(
                 "idle_w", f"no idle watts of {configuration.gpu_model}", "give them for every model"
