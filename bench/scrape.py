@@ -132,8 +132,8 @@ class _World:
 class _Sources:
     """What the composition hands to the page."""
 
-    def __init__(self, world: _World, steward: ObjectiveMetrics) -> None:
-        self._world, self._steward = world, steward
+    def __init__(self, world: _World, objectives: ObjectiveMetrics) -> None:
+        self._world, self._objectives = world, objectives
 
     async def settled(self) -> None:
         """Nothing is written here."""
@@ -142,10 +142,10 @@ class _Sources:
         """The cluster at a glance."""
         return self._world.views.recent_summary(self._world.core)
 
-    def steward(self) -> Iterable[MetricFamily]:
+    def objectives(self) -> Iterable[MetricFamily]:
         """Promises and budgets."""
         state = self._world.core.state
-        return self._steward.families(state.workloads, state.policy)
+        return self._objectives.families(state.workloads, state.policy)
 
     def shell(self) -> Iterable[MetricFamily]:
         """The controller's own work."""
@@ -212,7 +212,7 @@ def _filled(data: Path) -> _World:
     return world
 
 
-def _steward(promised: int) -> ObjectiveMetrics:
+def _build_objectives(promised: int) -> ObjectiveMetrics:
     services = tuple(
         ServiceControlStatus(f"s{n}", 1.0, 0.04, 0.05, 1.1, 0.1, False, cast("Any", LimitPhase.SETTLED), 2, 3, "")
         for n in range(promised)
@@ -239,13 +239,13 @@ def _steward(promised: int) -> ObjectiveMetrics:
         )
         for n in range(promised)
     )
-    steward = SimpleNamespace(objectives_status=standing, budgets=lambda: shown, counts=counts, cycles=9, failures=0)
-    return ObjectiveMetrics(cast("Any", steward), cast("Any", SimpleNamespace(target_count=0, pages=0, failures={})))
+    loop = SimpleNamespace(objectives_status=standing, budgets=lambda: shown, counts=counts, cycles=9, failures=0)
+    return ObjectiveMetrics(cast("Any", loop), cast("Any", SimpleNamespace(target_count=0, pages=0, failures={})))
 
 
 def _composed(world: _World, promised: int) -> ControllerMetrics:
     metrics = ControllerMetrics()
-    metrics.attach(_Sources(world, _steward(promised)))
+    metrics.attach(_Sources(world, _build_objectives(promised)))
     fleet = FleetMetrics(
         core=lambda: world.core,
         summary=lambda: world.views.recent_summary(world.core),

@@ -297,11 +297,11 @@ class Controller:
         self.shadowing = ShadowRunner(loop=self.loop, clock=self._clock)
         self._stack.callback(self.shadowing.close)
         self._begin_operators(views)
-        self.promises = ObjectiveService(loop=self.loop, steers=self.steward, call_of=self.trail.describe_call)
+        self.promises = ObjectiveService(loop=self.loop, steers=self.objectives, call_of=self.trail.describe_call)
         self.overviews = OverviewService(
             loop=self.loop,
             telemetry=telemetry,
-            promises=self.steward.promises,
+            promises=self.objectives.promises,
             faults=self.agents.device_faults,
             ledger=self.ledger,
             spending=self.spending.statuses,
@@ -362,7 +362,7 @@ class Controller:
                 settled=lambda: loop.read(lambda _: None),
                 summary=summary,
                 shell=ShellMetrics(loop, self.agents, self.telemetry, self.guard).families,
-                steward=lambda: page.families(loop.core.state.workloads, loop.core.state.policy),
+                objectives=lambda: page.families(loop.core.state.workloads, loop.core.state.policy),
             )
         )
         self.metrics.add(fleet.families, reads_state=True)
@@ -456,7 +456,7 @@ class Controller:
 
     def _begin_steering(self, telemetry: Telemetry, products: Catalogue) -> ObjectiveMetrics:
         """Starts the objectives loop; returns its metrics."""
-        config, log = self.config, self._log.getChild("steward")
+        config, log = self.config, self._log.getChild("objectives")
         # A page must be complete before the next one is due.
         bounds = FetchLimits(whole_s=min(5.0, config.scrape_s), connect_s=min(2.0, config.scrape_s))
         is_allowed = is_loopback(config.listen) if config.scrape_loopback is None else config.scrape_loopback
@@ -471,7 +471,7 @@ class Controller:
             missed_s=6.0 * config.job_window_s,
             away_grace_s=config.away_grace_s,
         )
-        self.steward = ControlLoop(
+        self.objectives = ControlLoop(
             loop=self.loop,
             telemetry=telemetry,
             pages=scraper,
@@ -482,7 +482,7 @@ class Controller:
             durations=DurationObservers(self.metrics.turn.observe, self.metrics.division.observe),
             worked=self.ledger.add_work,
         )
-        steering = asyncio.create_task(self.steward.run())
+        steering = asyncio.create_task(self.objectives.run())
 
         async def stop() -> None:
             steering.cancel()
@@ -491,7 +491,7 @@ class Controller:
                 log.error("steering=running seconds=%g action=left_behind", _STEERING_STOP_S)
 
         self._stack.push_async_callback(stop)
-        return ObjectiveMetrics(self.steward, scraper)
+        return ObjectiveMetrics(self.objectives, scraper)
 
     def _answer_probes(self) -> None:
         """Starts the probe server in a thread of its own, if configured."""
@@ -643,8 +643,8 @@ class Controller:
         source = LoopSource(
             self.loop,
             self.telemetry,
-            promises=self.steward.promises,
-            budgets=self.steward.budgets,
+            promises=self.objectives.promises,
+            budgets=self.objectives.budgets,
             overview=self.overviews.overview,
             idle_gpus=self.overviews.idle_gpus,
             clock=self._clock,
@@ -692,22 +692,22 @@ class Controller:
         from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import PodUsers
         from eelgrid_controller.kubernetes_composition import KubernetesRuntime
 
-        steward = self.steward
+        objectives = self.objectives
         placing = KubernetesRuntime(
             self.config.kubernetes,
             loop=self.loop,
             has_agent=self.agents.is_node_reported,
             awaits_agent=self.agents.is_report_pending,
-            foresees=steward.foresees,
+            foresees=objectives.foresees,
             data=self.config.data,
             draws=lambda: {
                 key: PlacePower(one.measured_w or 0.0, one.gpus - one.measured_gpus)
-                for key, one in steward.budget_power().items()
+                for key, one in objectives.budget_power().items()
             },
             devices=self.agents.devices,
             clock=self._clock,
             log=self._log.getChild("kubernetes"),
-            promises=steward.promises,
+            promises=objectives.promises,
         )
         self.metrics.add(placing.families)
         if self.webhook is not None and self.config.kubernetes.pins_at_admission:

@@ -214,7 +214,7 @@ _LIMITS = Row(
             "Limits answered by nodes",
             "Limits confirmed, and limits that could not be set, per second.",
             "ops",
-            Query(f"sum by (result) ({rate('eelgrid_steward_limits_answered_total')})", "{{result}}"),
+            Query(f"sum by (result) ({rate('eelgrid_objectives_limits_answered_total')})", "{{result}}"),
             width=8,
         ),
         lines(

@@ -220,10 +220,10 @@ _CHANGED = Row(
             width=8,
         ),
         lines(
-            "Commands of the steward",
+            "Commands of the objectives loop",
             "Commands that the objectives loop carried out for objectives and budgets, per second.",
             "ops",
-            Query(f"sum by (command) ({rate('eelgrid_steward_commands_total')})", "{{command}}"),
+            Query(f"sum by (command) ({rate('eelgrid_objectives_commands_total')})", "{{command}}"),
             width=8,
         ),
         lines(

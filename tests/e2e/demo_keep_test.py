@@ -132,7 +132,7 @@ def test_a_doctor_finds_nothing_wrong_with_it(kept):
         "plans",
         "ledger",
         "journal",
-        "steward",
+        "objectives",
     }
     assert [one for one in findings if one["status"] == "fail"] == []
     assert "energy today" in eelctl(said, "top").stdout

@@ -107,4 +107,4 @@ async def test_a_job_of_all_gpus_runs_within_the_budget_of_its_node(tmp_path, is
             if is_promised:
                 await wait_for(is_shared, within_s=60.0)
             assert await is_kept()
-            assert rig.controller.steward.failures == 0
+            assert rig.controller.objectives.failures == 0

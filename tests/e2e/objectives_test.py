@@ -180,6 +180,6 @@ async def _play(rig, fleet, url, listen):
     await wait_for(limited, within_s=60.0)
     fleet.rate_hz = 2.0
     await wait_for(shrunk, within_s=90.0)
-    found = rig.controller.steward.promises()
+    found = rig.controller.objectives.promises()
     assert found.services[0].replicas_wanted <= 2
-    assert rig.controller.steward.failures == 0
+    assert rig.controller.objectives.failures == 0

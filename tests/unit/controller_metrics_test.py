@@ -108,8 +108,8 @@ async def test_how_promises_are_kept_is_reported_by_service_job_and_budget():
         assert room + budget.claimed_w == pytest.approx(2000.0)
         assert told(families, "eelgrid_energy_price_per_joule") == {("CHF",): pytest.approx(1e-7)}
         assert told(families, "eelgrid_energy_price_ratio") == {(): pytest.approx(1.0)}
-        assert told(families, "eelgrid_steward_cycles") == {(): 7.0}
-        assert told(families, "eelgrid_steward_commands")["scale",] >= 1.0
+        assert told(families, "eelgrid_objectives_cycles") == {(): 7.0}
+        assert told(families, "eelgrid_objectives_commands")["scale",] >= 1.0
         assert {key for (key,) in told(families, "eelgrid_scrape_failures")} == {kind.value for kind in FetchFailure}
         assert set(told(families, "eelgrid_promise_series_left_out").values()) == {0.0}
 
@@ -178,7 +178,7 @@ async def test_services_that_cannot_be_watched_and_commands_that_are_refused_are
             world.serve("s", 90.0)
             await world.cycle(15.0)
         families = Sources(world, scraper()).families()
-        assert told(families, "eelgrid_steward_refusals")["scale", "unavailable"] >= 1.0
+        assert told(families, "eelgrid_objectives_refusals")["scale", "unavailable"] >= 1.0
 
 
 async def test_the_whole_page_reports_what_is_listed(tmp_path):
@@ -245,7 +245,7 @@ class Whole:
         self.own, self.parts = own, parts
         self.settled, self.summary, self.shell = own.settled, own.summary, own.shell
 
-    def steward(self):
+    def objectives(self):
         return self.parts.families().values()
 
 

@@ -207,7 +207,7 @@ WELL = """# HELP x y
 eelgrid_controller_info{version="9.9.1"} 1.0
 eelgrid_state_revision 5.0
 eelgrid_journal_writable 1.0
-eelgrid_steward_cycles_total 7.0
+eelgrid_objectives_cycles_total 7.0
 eelgrid_ledger_newest_window_age_seconds 40.0
 eelgrid_kubernetes_leading 1.0
 eelgrid_kubernetes_silence_seconds{kind="pods"} 20.0
@@ -218,8 +218,8 @@ FAULTS = {
     "eelgrid_journal_lag_seconds 9.0": {"journal": WARN},
     'eelgrid_agent_events_total{kind="setting_drift"} 2.0': {"caps drifted": WARN},
     'eelgrid_agent_events_total{kind="enforcement_suspended"} 1.0': {"caps suspended": FAIL},
-    "eelgrid_steward_failures_total 1.0": {"steward": FAIL},
-    "eelgrid_steward_faults_total 1.0": {"steward": WARN},
+    "eelgrid_objectives_failures_total 1.0": {"objectives": FAIL},
+    "eelgrid_objectives_faults_total 1.0": {"objectives": WARN},
     "eelgrid_ledger_newest_window_age_seconds 4000.0": {"ledger, age": WARN},
     "eelgrid_ledger_failures_total 2.0": {"ledger, writing": WARN},
     "eelgrid_ledger_damaged_parts 2.0": {"ledger, damage": FAIL},
@@ -249,7 +249,7 @@ def test_each_fault_of_a_page_is_found_and_nothing_else(line):
 def test_a_page_of_another_reports_nothing():
     page = pages.parse_metrics("up 1\n")
     assert not page.is_ours
-    assert found(pages.check_metrics(page)) == {"journal": SKIPPED, "caps": OK, "steward": SKIPPED}
+    assert found(pages.check_metrics(page)) == {"journal": SKIPPED, "caps": OK, "objectives": SKIPPED}
 
 
 def test_the_agent_of_this_machine():

@@ -207,7 +207,7 @@ async def test_a_cycle_that_fails_is_reported_and_the_next_one_goes_on(monkeypat
         monkeypatch.setattr(world.control_loop._desk, "run_cycle", broken)
         await world.control_loop.run_cycle()
         assert world.control_loop.failures == 1
-        assert "steward=failed" in caplog.text
+        assert "objectives=failed" in caplog.text
         monkeypatch.setattr(world.control_loop._desk, "run_cycle", turn)
         world.control_loop.failures = 0
         await world.cycle()

@@ -454,17 +454,19 @@ def check_changed_settings(page: MetricsAnswer) -> tuple[Finding, ...]:
 
 def check_control_loop(page: MetricsAnswer) -> Finding:
     """Checks that the objectives loop runs without errors."""
-    cycles, failures = page.value("eelgrid_steward_cycles_total"), page.value("eelgrid_steward_failures_total")
-    faults = page.value("eelgrid_steward_faults_total") or 0.0
+    cycles, failures = page.value("eelgrid_objectives_cycles_total"), page.value("eelgrid_objectives_failures_total")
+    faults = page.value("eelgrid_objectives_faults_total") or 0.0
     if cycles is None:
-        return report_skipped("steward", "the metrics page does not show it", "upgrade the controller to this release")
+        return report_skipped(
+            "objectives", "the metrics page does not show it", "upgrade the controller to this release"
+        )
     if failures:
         what = f"{count_noun(int(failures), 'cycle')} of {int(cycles):,} failed"
-        return report_failure("steward", what, "its log has the reason (steward); please report it, with the log")
+        return report_failure("objectives", what, "its log has the reason (objectives); please report it, with the log")
     if faults:
         what = f"{count_noun(int(faults), 'workload')} were skipped because of an error"
-        return report_warning("steward", what, "its log names them (steward)")
-    return report_ok("steward", f"{count_noun(int(cycles), 'cycle')}, none failed")
+        return report_warning("objectives", what, "its log names them (objectives)")
+    return report_ok("objectives", f"{count_noun(int(cycles), 'cycle')}, none failed")
 
 
 def check_ledger_age(page: MetricsAnswer) -> tuple[Finding, ...]:

@@ -432,7 +432,7 @@ class ControlLoop:
             await self._carry_out(turn)
         except Exception:  # noqa: BLE001  # the next cycle tries again
             self.failures += 1
-            self._log.exception("steward=failed cycle=%d", self.cycles)
+            self._log.exception("objectives=failed cycle=%d", self.cycles)
 
     # Reading
 

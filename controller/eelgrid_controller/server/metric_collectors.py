@@ -378,16 +378,16 @@ def _worst(found: Sequence[_One], key: Callable[[_One], tuple[float, ...]]) -> l
 
 
 class ObjectiveMetrics:
-    """Families of one steward and its scraper; asked on the event loop."""
+    """Families of the control loop and its scraper; asked on the event loop."""
 
-    def __init__(self, steward: ControlLoop, pages: Scraper) -> None:
-        self._steward, self._pages = steward, pages
+    def __init__(self, loop: ControlLoop, pages: Scraper) -> None:
+        self._loop, self._pages = loop, pages
 
     def families(self, workloads: Mapping[str, Workload], policy: Policy) -> Iterator[MetricFamily]:
         """All of them, as of the last turn."""
-        standing = self._steward.objectives_status
+        standing = self._loop.objectives_status
         steering = standing.steering
-        budgets = self._steward.budgets()
+        budgets = self._loop.budgets()
         left_out = {"service": len(steering.services), "job": len(steering.jobs), "budget": len(budgets)}
         yield from self._turns(steering.ignored)
         yield from _phases(steering.services, steering.jobs, standing.unsteered, workloads)
@@ -404,18 +404,19 @@ class ObjectiveMetrics:
             yield build_family("eelgrid_energy_price_ratio", steering.price_weight)
 
     def _turns(self, ignored: Mapping[str, int]) -> Iterator[MetricFamily]:
-        steward, counts, pages = self._steward, self._steward.counts, self._pages
-        yield build_family("eelgrid_steward_cycles_total", steward.cycles)
-        yield build_family("eelgrid_steward_failures_total", steward.failures)
-        yield build_family("eelgrid_steward_faults_total", counts.faults)
+        loop, counts, pages = self._loop, self._loop.counts, self._pages
+        yield build_family("eelgrid_objectives_cycles_total", loop.cycles)
+        yield build_family("eelgrid_objectives_failures_total", loop.failures)
+        yield build_family("eelgrid_objectives_faults_total", counts.faults)
         yield build_family(
-            "eelgrid_steward_commands_total", {name: counts.done[name] for name in ("limit", "record", "scale")}
+            "eelgrid_objectives_commands_total", {name: counts.done[name] for name in ("limit", "record", "scale")}
         )
-        yield build_family("eelgrid_steward_refusals_total", dict(counts.refused))
+        yield build_family("eelgrid_objectives_refusals_total", dict(counts.refused))
         yield build_family(
-            "eelgrid_steward_limits_answered_total", {name: counts.answered[name] for name in ("confirmed", "failed")}
+            "eelgrid_objectives_limits_answered_total",
+            {name: counts.answered[name] for name in ("confirmed", "failed")},
         )
-        yield build_family("eelgrid_steward_ignored_events_total", dict(ignored))
+        yield build_family("eelgrid_objectives_ignored_events_total", dict(ignored))
         yield build_family("eelgrid_scrape_pages", pages.target_count)
         yield build_family("eelgrid_scrape_pages_read_total", pages.pages)
         yield build_family(
@@ -427,7 +428,7 @@ class ObjectiveMetrics:
     def _services(
         self, found: Sequence[ServiceControlStatus], workloads: Mapping[str, Workload], now_s: float
     ) -> Iterator[MetricFamily]:
-        attainment = self._steward.counts.attainment
+        attainment = self._loop.counts.attainment
 
         def kept(one: ServiceControlStatus) -> tuple[float, ...]:
             seen = attainment.window_counts(one.name)

@@ -37,7 +37,7 @@ class MetricSources:
     settled: Callable[[], Awaitable[object]]  # returns at a moment when all that can be read is on disk
     summary: Callable[[], Summary]  # the cluster at a glance
     shell: Callable[[], Iterable[MetricFamily]]  # the controller's own work
-    steward: Callable[[], Iterable[MetricFamily]]  # the objectives loop
+    objectives: Callable[[], Iterable[MetricFamily]]  # the objectives loop
 
 
 class ControllerMetrics:
@@ -56,8 +56,8 @@ class ControllerMetrics:
         self.commit = made["eelgrid_journal_commit_duration_seconds"]
         self.idle_gap = made["eelgrid_gpu_idle_gap_seconds"]
         self.lag = made["eelgrid_event_loop_lag_seconds"]
-        self.turn = made["eelgrid_steward_turn_duration_seconds"]
-        self.division = made["eelgrid_steward_division_duration_seconds"]
+        self.turn = made["eelgrid_objectives_cycle_duration_seconds"]
+        self.division = made["eelgrid_objectives_allocation_duration_seconds"]
         ProcessCollector(registry=self._kept)
 
     def attach(self, sources: MetricSources) -> None:
@@ -83,7 +83,7 @@ class ControllerMetrics:
             yield from self._sources.shell()
             if self._is_settled:
                 yield from _cluster(self._sources.summary())
-                yield from self._sources.steward()
+                yield from self._sources.objectives()
         for part, reads_state in self._parts:
             if self._is_settled or not reads_state:
                 yield from part()

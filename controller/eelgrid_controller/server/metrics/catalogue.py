@@ -41,7 +41,7 @@ BUCKETS_S: Mapping[str, tuple[float, ...]] = (
         (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
     )
     | dict.fromkeys(
-        ("eelgrid_steward_turn_duration_seconds", "eelgrid_steward_division_duration_seconds"),
+        ("eelgrid_objectives_cycle_duration_seconds", "eelgrid_objectives_allocation_duration_seconds"),
         (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
     )
     | {"eelgrid_gpu_idle_gap_seconds": (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)}
@@ -645,32 +645,34 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
             "Checks in which the ledger could not be read or the limits could not be evaluated",
         ),
     ),
-    "The steward": (
-        MetricDescription("eelgrid_steward_cycles_total", _C, "Control cycles over all objectives"),
-        MetricDescription("eelgrid_steward_failures_total", _C, "Control cycles that failed as a whole"),
+    "Objectives": (
+        MetricDescription("eelgrid_objectives_cycles_total", _C, "Control cycles over all objectives"),
+        MetricDescription("eelgrid_objectives_failures_total", _C, "Control cycles that failed as a whole"),
         MetricDescription(
-            "eelgrid_steward_faults_total", _C, "Workloads skipped in a control cycle because of an error"
+            "eelgrid_objectives_faults_total", _C, "Workloads skipped in a control cycle because of an error"
         ),
-        MetricDescription("eelgrid_steward_turn_duration_seconds", _H, "Duration of a control cycle in its thread"),
+        MetricDescription("eelgrid_objectives_cycle_duration_seconds", _H, "Duration of a control cycle in its thread"),
         MetricDescription(
-            "eelgrid_steward_division_duration_seconds",
+            "eelgrid_objectives_allocation_duration_seconds",
             _H,
             "Duration of a power budget allocation, which runs between control cycles",
         ),
-        MetricDescription("eelgrid_steward_commands_total", _C, "Commands carried out", ("command",)),
+        MetricDescription("eelgrid_objectives_commands_total", _C, "Commands carried out", ("command",)),
         MetricDescription(
-            "eelgrid_steward_refusals_total",
+            "eelgrid_objectives_refusals_total",
             _C,
             "Commands refused, by the rule that refused them",
             ("command", "rule"),
         ),
         MetricDescription(
-            "eelgrid_steward_limits_answered_total",
+            "eelgrid_objectives_limits_answered_total",
             _C,
             "Power limits that nodes confirmed or failed to set",
             ("result",),
         ),
-        MetricDescription("eelgrid_steward_ignored_events_total", _C, "Events without effect, by reason", ("reason",)),
+        MetricDescription(
+            "eelgrid_objectives_ignored_events_total", _C, "Events without effect, by reason", ("reason",)
+        ),
         MetricDescription(
             "eelgrid_scrape_pages", _G, "Metrics endpoints of services and jobs that are scraped in each interval"
         ),
