@@ -40,7 +40,7 @@ EMPTY = {
     ("engine", "Waiting and stuck at the front", "stuck in {{cluster}}"): NO_FRONT,
     ("engine", "Waiting and stuck at the front", "waiting"): NO_FRONT,
     ("engine", "Workloads by cluster", "{{cluster}}"): NO_FRONT,
-    ("engine", "Turn, 99 %", "division"): "so small a fleet is divided within the turn",
+    ("engine", "Cycle, 99 %", "allocation"): "so small a fleet is divided within the cycle",
     ("fleet", "Events of agents", "{{kind}}"): NOTHING_FAILS,
     ("node", "Held and idle since", "idle since"): "nothing is held and idle for five minutes in this scene",
     ("node", "Power charged to each slice", "{{device}} gi {{gpu_instance}}"): "nobody holds a slice here",
@@ -51,7 +51,7 @@ EMPTY = {
     ("workloads", "Gated pods by reason", "{{reason}}"): NO_KUBERNETES,
 }
 # What may or may not come in a minute.
-PERHAPS = {("engine", "Refusals by rule", "{{command}}: {{rule}}"), ("engine", "Turn, 99 %", "division")}
+PERHAPS = {("engine", "Refusals by rule", "{{command}}: {{rule}}"), ("engine", "Cycle, 99 %", "allocation")}
 # A scrape has a second here; where other processes hold both processors for that long, one may come late.
 FAILED_MOST = 0.1
 DAEMONS = {*METRICS, *(one.name for one in CATALOGUE)}
