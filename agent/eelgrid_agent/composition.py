@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import field
 from pathlib import Path
@@ -284,6 +284,12 @@ def _node_energy(config: AgentConfig, kubelet: PodResourcesClient) -> NodeEnergy
     return NodeEnergy(load_catalogue(), sources)
 
 
+def _local_policy(config: AgentConfig, node_name: str, gpus: Sequence[Gpu]) -> LocalPolicy:
+    """What the operator of the node has set; raises BudgetNotEnforceable."""
+    check_budget_reach(config.power_budget_w, node_name, gpus)
+    return LocalPolicy(power_budget_w=config.power_budget_w, enforce=config.power_budget_w is not None)
+
+
 def _find_observe_only(config: AgentConfig, memory: _Memory) -> str:
     """Why this agent changes no device, or nothing; raises BudgetNotEnforceable for a budget that needs it to."""
     reason = "--observe-only" if config.observe_only else memory.problem
@@ -313,8 +319,7 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         node_name=config.node_name or host.name(), agent_version=__version__, pool=config.pool, labels=dict(config.labels),
         topology=config.topology, runs_processes=config.run_processes, sets_limits=not observe_only,
     )  # fmt: skip
-    check_budget_reach(config.power_budget_w, identity.node_name, first.gpus)
-    local = LocalPolicy(power_budget_w=config.power_budget_w, enforce=config.power_budget_w is not None)
+    local = _local_policy(config, identity.node_name, first.gpus)
     folder = memory.directory
     windows: OutboxStore = MemoryState(None) if folder is None else StateFile(folder / _ENERGY_FILE, ENERGY_OUTBOX)
     outbox = EnergyOutbox(
@@ -329,6 +334,7 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         processes=processes, readiness=None if processes is None else GpuReadiness(),
         terms=LeaderTerms(None if folder is None else StateFile(folder / LEADER_FILE, LEADER_RECORD)),
     )  # fmt: skip
+    node.health.needs_fabric = not config.ignore_fabric_state
     leases.list_gpus, node.list_leases = lambda: node.inventory.gpus, leases.list_external
     layouts = _layouts(config, device, memory, clock, leases)
     keeper = _keeper(

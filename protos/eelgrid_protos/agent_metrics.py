@@ -238,7 +238,7 @@ _EVENT_REASONS = (
     (0x80, "hardware_power_brake"),
     (0x100, "display_clocks"),
 )
-# NVML_GPU_RECOVERY_ACTION_* and NVML_GPU_FABRIC_STATE_*.
+# NVML_GPU_RECOVERY_ACTION_* and NVML_GPU_FABRIC_STATE_*, and FABRIC_FAILED.
 _RECOVERY_ACTIONS = (
     (0, "none"),
     (1, "gpu_reset"),
@@ -249,7 +249,7 @@ _RECOVERY_ACTIONS = (
     (6, "bus_reset"),
     (7, "system_reboot"),
 )
-_FABRIC_STATES = ((0, "not_supported"), (1, "not_started"), (2, "in_progress"), (3, "completed"))
+_FABRIC_STATES = ((0, "not_supported"), (1, "not_started"), (2, "in_progress"), (3, "completed"), (4, "failed"))
 
 DEVICE_METRICS = (
     info_metric(

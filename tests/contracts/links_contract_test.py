@@ -78,6 +78,10 @@ def test_traffic_over_links_follows_the_work_and_the_fabric_stands(way: str) -> 
         # A tenth of 18 links of 25 GB/s, to the KiB.
         assert after[Reading.NVLINK_SENT_BYTES] == pytest.approx(10 * 18 * 2.5e9, rel=1e-6)
         assert after[Reading.FABRIC_STATE] == 3.0
+        # The last is a registration that is over, with an error.
+        for state in (1, 2, 4):
+            rig.node.faults.set_fabric_state(rig.uuid(0), state)
+            assert rig.slow(0)[Reading.FABRIC_STATE] == state
         rig.node.devices[0].wear.nvlink_errors = 4
         assert rig.slow(0)[Reading.NVLINK_ERRORS] == 4.0
 

@@ -129,6 +129,28 @@ def test_a_process_that_fails_since_its_gpu_did_runs_again(cluster, fault, event
     assert (found["attempt"], found["node_faults"], found["failures"]) == (2, 1, 0)
 
 
+def test_a_process_that_fails_since_its_fabric_is_not_ready_runs_on_another_gpu(cluster):
+    """Eight GPUs of an NVSwitch system, on one of which CUDA would fail with error 802; the agent looks every 5 s."""
+    inject = begin(cluster, nodes=({**NODE, "gpus": [{"product": "h100-sxm5-80gb", "count": 8}]},))
+    told = cluster.folder / "fail"
+    run(cluster, "job", "sh", "-c", FAILS, str(told))
+    until_attempt(cluster, "job", 1)
+    (before,) = get(cluster, "job")["placements"]
+    inject("fabric", "job", state=2)
+    cluster.until(lambda: "NVSwitch fabric" in cluster.eelctl("gpus", "-o", "json").stdout, what="it is cordoned")
+    told.touch()
+    cluster.until(lambda: get(cluster, "job")["phase"] == "succeeded", what="its second attempt succeeds")
+    found = get(cluster, "job")
+    assert (found["attempt"], found["node_faults"], found["failures"]) == (2, 1, 0)
+    assert found["placements"] == [] or found["placements"][0]["gpu_indexes"] != before["gpu_indexes"]
+    inject_lines = cluster.folder / "box" / "faults"
+    with inject_lines.open("a") as out:
+        out.write(json.dumps({"fault": "fabric", "gpu": before["gpu_indexes"][0], "state": 3}) + "\n")
+    cluster.until(
+        lambda: "NVSwitch fabric" not in cluster.eelctl("gpus", "-o", "json").stdout, what="it takes work again"
+    )
+
+
 def test_a_process_that_fails_by_itself_fails(cluster):
     inject = begin(cluster)
     told = cluster.folder / "fail"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eelgrid_agent.devices.port import DeviceEvent, DeviceEventKind, Missing
+from eelgrid_agent.devices.port import DeviceEvent, DeviceEventKind, FabricState, GpuProcess, Missing, ProcessKind
 from eelgrid_agent.node.inventory import HealthMonitor
 from eelgrid_protos.messages import AbsenceReason, NodeEventKind, Reading
 
@@ -77,3 +77,81 @@ def test_a_device_that_hangs_is_reported_and_takes_no_work_until_it_answers() ->
     (event,) = health.on_device_events(answers, wall_ns=8)
     assert (event.kind, event.detail) == (NodeEventKind.HEALTH, "over: the device answers again")
     assert health.cordons() == {}
+
+
+class Fabric:
+    """Looks at one device of an NVSwitch system, a second apart."""
+
+    def __init__(self) -> None:
+        self.health, self.now_ns = HealthMonitor(), 0
+
+    def look(self, state: float | Missing, *pids: int, kind: ProcessKind = ProcessKind.COMPUTE) -> list[str]:
+        self.now_ns += 10**9
+        found = self.health.on_extended_readings(
+            {"GPU-1": {Reading.FABRIC_STATE: state}},
+            {"GPU-1": tuple(GpuProcess(pid=pid, kind=kind) for pid in pids)},
+            wall_ns=self.now_ns,
+        )
+        assert all(event.kind is NodeEventKind.HEALTH for event in found)
+        return [event.detail for event in found]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (FabricState.NOT_STARTED, "has not started"),
+        (FabricState.IN_PROGRESS, "is in progress"),
+        (FabricState.FAILED, "has failed"),
+    ],
+)
+def test_a_device_that_is_not_registered_with_its_fabric_takes_no_work_until_it_is(
+    state: FabricState, words: str
+) -> None:
+    fabric = Fabric()
+    (told,) = fabric.look(float(state))
+    assert told == (
+        f"its registration with the NVSwitch fabric {words}, and CUDA fails with error 802 until it is completed: see "
+        "systemctl status nvidia-fabricmanager"
+    )
+    assert fabric.health.cordons() == {"GPU-1": told}
+    assert fabric.look(float(state)) == []
+    assert fabric.look(3.0) == ["over: it is registered with its NVSwitch fabric"]
+    assert fabric.health.cordons() == {}
+    assert fabric.look(3.0) == []
+
+
+def test_a_device_without_a_fabric_or_with_one_that_stands_says_nothing() -> None:
+    for state in (Missing(AbsenceReason.NOT_SUPPORTED), 3.0, 77.0):
+        fabric = Fabric()
+        assert fabric.look(state) == []
+        assert fabric.health.cordons() == {}
+        assert fabric.health.find_fault("GPU-1", since_ns=0) == ""
+
+
+def test_what_failed_on_a_device_without_a_fabric_did_not_fail_by_itself() -> None:
+    fabric = Fabric()
+    fabric.look(3.0)
+    fabric.look(2.0)
+    fabric.look(3.0)
+    fault = "it was not registered with its NVSwitch fabric"
+    assert [fabric.health.find_fault("GPU-1", since_ns=second * 10**9) for second in (1, 2, 3)] == [fault, fault, ""]
+
+
+def test_a_process_that_computes_without_a_fabric_shows_that_none_is_needed() -> None:
+    """What computed before the state was seen says nothing: its context is older."""
+    fabric = Fabric()
+    fabric.look(2.0, 7)
+    fabric.look(2.0, 7)
+    fabric.look(2.0, 7, 8, kind=ProcessKind.GRAPHICS)
+    assert fabric.health.cordons()
+    fabric.look(2.0, 7, 9)
+    assert fabric.health.cordons() == {}
+    assert fabric.health.find_fault("GPU-1", since_ns=0) == ""
+
+
+def test_an_operator_may_say_that_no_fabric_is_needed() -> None:
+    fabric = Fabric()
+    fabric.health.needs_fabric = False
+    fabric.look(2.0)
+    assert fabric.health.cordons() == {}
+    assert fabric.health.find_fault("GPU-1", since_ns=0) == ""

@@ -9,7 +9,7 @@ devices, and the latency histogram of port calls.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from enum import Enum
+from enum import Enum, IntEnum
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Protocol
@@ -160,6 +160,15 @@ class GpuProcess:
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
     sm_ratio: float | None = None
+
+
+class FabricState(IntEnum):
+    """How far the registration of a device with its NVSwitch fabric is, as NVML counts; FAILED is completed with an error."""
+
+    NOT_STARTED = 1
+    IN_PROGRESS = 2
+    COMPLETED = 3
+    FAILED = 4
 
 
 class DeviceEventKind(Enum):

@@ -109,6 +109,7 @@ class AgentConfig:
     vendor: str
     state: Path | None
     observe_only: bool
+    ignore_fabric_state: bool
     run_processes: bool
     allow_root: bool
     run_as: RunAs
@@ -305,6 +306,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_endpoint_flags(add)
     _add_node_flags(add)
     add("--observe-only", action="store_true", help="change no GPU, whatever the pool's mode is")
+    add(
+        "--ignore-fabric-state",
+        action="store_true",
+        help="give work to GPUs that are not registered with their NVSwitch fabric: where CUDA works without",
+    )
     _add_process_flags(add)
     add("--state", type=Path, metavar="DIR", help="where to record what was changed (default /var/lib/eelgrid as root)")
     add(

@@ -7,7 +7,7 @@ XIDs 13, 31, 43, 45, 68 and 109 are application faults and must not drain a node
 matter by their change; the first observation only sets the baseline.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Protocol
@@ -19,7 +19,10 @@ from eelgrid_agent.devices.port import (
     DeviceEventKind,
     DevicePort,
     DriverUnavailable,
+    FabricState,
+    GpuProcess,
     Missing,
+    ProcessKind,
     RawReadings,
     ReadingValue,
     make_silent_readings,
@@ -232,10 +235,27 @@ _STATES = {
 }
 
 
+_FABRIC = {
+    FabricState.NOT_STARTED: "has not started",
+    FabricState.IN_PROGRESS: "is in progress",
+    FabricState.FAILED: "has failed",
+}
+
+
 class HealthMonitor:
-    """The devices of one node."""
+    """The devices of one node.
+
+    A device of an NVSwitch system cannot be used until it is registered with the fabric: CUDA fails with error 802, whatever
+    the program, so that a job would fail there at once, and the next one. Where a process computes on such a device
+    nevertheless, CUDA works without a fabric on this node, and its state counts for nothing.
+    """
 
     def __init__(self) -> None:
+        # Whether the state of the fabric counts; an operator may say that it does not.
+        self.needs_fabric = True
+        # Processes on devices without a fabric, and when their state was last seen so, wall clock.
+        self._bare_pids: dict[str, frozenset[int]] = {}
+        self._bare_last_ns: dict[str, int] = {}
         self._last: dict[tuple[str, Reading], float] = {}
         self._hung: set[str] = set()
         # How often each XID came, and when last, wall clock; by device and code.
@@ -273,6 +293,8 @@ class HealthMonitor:
                 found[uuid] = _describe_change(reading, 0.0, value)
             elif value and reading is Reading.ROW_REMAP_FAILED:
                 found.setdefault(uuid, _STATES[reading])
+            elif reading is Reading.FABRIC_STATE and self.needs_fabric and value in _FABRIC:
+                found.setdefault(uuid, _describe_fabric(value))
         return found
 
     @property
@@ -281,9 +303,11 @@ class HealthMonitor:
         return frozenset(self._hung)
 
     def find_fault(self, uuid: str, *, since_ns: int) -> str:
-        """Returns what ended the work on a device since a moment of the wall clock: it hangs, or an XID; else empty."""
+        """Returns what ended the work on a device since a moment of the wall clock; empty if that was not the device."""
         if uuid in self._hung:
             return "a call to it did not return"
+        if self.needs_fabric and self._bare_last_ns.get(uuid, -1) >= since_ns:
+            return "it was not registered with its NVSwitch fabric"
         codes = (code for (of, code), at_ns in self.xid_last_ns.items() if of == uuid and at_ns >= since_ns)
         fatal = min(FATAL_XIDS.intersection(codes), default=None)
         return "" if fatal is None else f"XID {fatal}"
@@ -298,12 +322,18 @@ class HealthMonitor:
         return _event(NodeEventKind.XID, event.gpu_uuid, f"XID {event.code}{where}: {fault}", wall_ns)
 
     def on_extended_readings(
-        self, gpus: Mapping[str, Mapping[Reading, ReadingValue]], *, wall_ns: int
+        self,
+        gpus: Mapping[str, Mapping[Reading, ReadingValue]],
+        processes: Mapping[str, Collection[GpuProcess] | None] = MappingProxyType({}),
+        *,
+        wall_ns: int,
     ) -> tuple[NodeEvent, ...]:
-        """What the slow readings reveal against the look before."""
+        """What the slow readings, and the processes beside them, reveal against the look before."""
         told = []
         for uuid, values in gpus.items():
-            for reading in (*_COUNTS, *_STATES, Reading.RECOVERY_ACTION):
+            self._observe_fabric(uuid, values.get(Reading.FABRIC_STATE), processes.get(uuid) or (), wall_ns)
+        for uuid, values in gpus.items():
+            for reading in (*_COUNTS, *_STATES, Reading.RECOVERY_ACTION, Reading.FABRIC_STATE):
                 value = values.get(reading)
                 if value is None or isinstance(value, Missing):
                     continue
@@ -316,12 +346,35 @@ class HealthMonitor:
             del self._last[key]
         return tuple(told)
 
+    def _observe_fabric(
+        self, uuid: str, state: ReadingValue | None, processes: Iterable[GpuProcess], wall_ns: int
+    ) -> None:
+        if state not in _FABRIC:
+            self._bare_pids.pop(uuid, None)
+            return
+        pids = frozenset(one.pid for one in processes if one.kind is ProcessKind.COMPUTE)
+        before = self._bare_pids.get(uuid)
+        self._bare_pids[uuid], self._bare_last_ns[uuid] = pids, wall_ns
+        if before is not None and pids - before:
+            self.needs_fabric = False
+
+
+def _describe_fabric(state: float) -> str:
+    return (
+        f"its registration with the NVSwitch fabric {_FABRIC[FabricState(int(state))]}, and CUDA fails with error 802 until it "
+        "is completed: see systemctl status nvidia-fabricmanager"
+    )
+
 
 def _describe_change(reading: Reading, before: float | None, value: float) -> str:
     """The sentence for this change, empty where there is nothing to tell."""
     if reading in _COUNTS:
         rise = 0.0 if before is None else value - before
         return f"{rise:.0f} new {_COUNTS[reading]}, {value:.0f} in all" if rise > 0 else ""
+    if reading is Reading.FABRIC_STATE:
+        if value in _FABRIC:
+            return _describe_fabric(value) if value != before else ""
+        return "over: it is registered with its NVSwitch fabric" if before in _FABRIC else ""
     if value == (before or 0.0):
         return ""
     if reading in _STATES:

@@ -401,7 +401,7 @@ class AgentNode:
         self.slow = replace(look, monotonic_ns=now_ns, wall_ns=wall_ns, host=self._host.read_slow())
         told = (
             *self.health.on_device_events(look.events, wall_ns=wall_ns),
-            *self.health.on_extended_readings(look.gpus, wall_ns=wall_ns),
+            *self.health.on_extended_readings(look.gpus, look.processes, wall_ns=wall_ns),
             *self._attribute(look, found),
         )
         for event in told:

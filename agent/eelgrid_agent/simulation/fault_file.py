@@ -71,6 +71,7 @@ FAULTS: Mapping[str, _Fault] = {
     "xid": _Fault({"code": (int,)}, lambda node, uuid, code: node.faults.announce_xid(uuid, code)),
     "limit_power": _Fault({"watts": _NUMBER}, _limit),
     "fail_memory": _Fault({"failed": (bool,)}, lambda node, uuid, failed: node.faults.fail_memory(uuid, failed=failed)),
+    "fabric": _Fault({"state": (int,)}, lambda node, uuid, state: node.faults.set_fabric_state(uuid, state)),
     "conduct": _Fault({"work": (str,)}, _conduct),
     "skew": _Fault({"gain": _NUMBER}, lambda node, uuid, gain: node.faults.skew_power_sensor(uuid, gain)),
     "ask_mode": _Fault(

@@ -12,6 +12,7 @@ from enum import Enum
 from functools import lru_cache
 from uuid import UUID
 
+from eelgrid_agent.devices.port import FabricState
 from eelgrid_agent.simulation.mig import DriverRefused, SimInstance, SimMig
 from eelgrid_agent.simulation.power_curve import (
     AWAKE_POWER_SHARE,
@@ -174,7 +175,7 @@ def to_milliwatts(watts: float) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class DeviceWear:
-    """One device's counters; `recovery_action` is NVML's number, 0 for none."""
+    """One device's counters; `recovery_action` is NVML's number, 0 for none, `fabric_state` a FabricState."""
 
     ecc_corrected: int = 0
     ecc_uncorrected: int = 0
@@ -185,6 +186,7 @@ class DeviceWear:
     remap_pending: bool = False
     remap_failed: bool = False
     recovery_action: int = 0
+    fabric_state: int = FabricState.COMPLETED
     pcie_replays: int = 0
     nvlink_errors: int = 0
 

@@ -15,6 +15,7 @@ from eelgrid_agent.devices.port import (
     DeviceLink,
     DeviceTimeout,
     DriverUnavailable,
+    FabricState,
     GpuLostError,
     GpuProcess,
     InstanceReadings,
@@ -86,6 +87,12 @@ class FaultInjector:
     def fail_memory(self, uuid: str, *, failed: bool = True) -> None:
         """Remapping a row of memory fails, which only another part mends; False is that part."""
         self._node.get_device(uuid).wear.remap_failed = failed
+
+    def set_fabric_state(self, uuid: str, state: int) -> None:
+        """The state of the device's registration with its NVSwitch fabric, as `FabricState` counts them."""
+        if not FabricState.NOT_STARTED <= state <= FabricState.FAILED:
+            raise SpecError("state", f"{state} is not in [1, 4]; give 3 for completed")
+        self._node.get_device(uuid).wear.fabric_state = state
 
     def set_behavior(self, uuid: str, conduct: LoadBehavior) -> None:
         """What the work on the device does with it: computes, holds it idle, or spins for a rank that does not come."""

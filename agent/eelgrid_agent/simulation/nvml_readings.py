@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-from eelgrid_agent.devices.port import DeviceEventKind, ProcessKind
+from eelgrid_agent.devices.port import DeviceEventKind, FabricState, ProcessKind
 from eelgrid_agent.simulation.gpu import SimGpu
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.nvml_handles import (
@@ -672,7 +672,10 @@ def _link_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbo
             return _MISMATCH
         if not sensors.traits.fabric:
             return _NOT_SUPPORTED
-        info.state = sensors.fabric_state() or int(pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED)
+        state = sensors.fabric_state() or int(pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED)
+        has_failed = state == FabricState.FAILED
+        info.state = FabricState.COMPLETED if has_failed else state
+        info.status = int(pynvml.NVML_ERROR_UNKNOWN if has_failed else pynvml.NVML_SUCCESS)
         return 0
 
     return {

@@ -42,7 +42,6 @@ _ANNOUNCED_SINCE = {
     DeviceEventKind.RECOVERY_ACTION: RECOVERY_SINCE,
 }
 
-_FABRIC_COMPLETED = 3
 _ASLEEP = 8
 _WARMER_C = 6
 _MEMORY_POWER_SHARE = 0.18
@@ -209,7 +208,7 @@ class DeviceSensors:
         """The state of the device in the NVSwitch fabric, if it is attached to one."""
         if self._branch < FABRIC_SINCE or not self.traits.fabric or not self.switched:
             return None
-        return _FABRIC_COMPLETED
+        return self._gpu.wear.fabric_state
 
     def link_up(self, link: int) -> bool | None:
         """Whether a link is up, or None past the last one."""

@@ -20,7 +20,7 @@ from typing import Any
 import pynvml
 
 from eelgrid_agent.devices.nvml.session import MISSING_BY_REASON, SILENT_REASONS, call_optional, get_absence_reason
-from eelgrid_agent.devices.port import DeviceLink, GpuProcess, ProcessKind, ReadingValue
+from eelgrid_agent.devices.port import DeviceLink, FabricState, GpuProcess, ProcessKind, ReadingValue
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Gpu, Reading
 
 _NO_INSTANCE = 0xFFFF_FFFF
@@ -562,7 +562,11 @@ def _rows(handle: Any) -> tuple[float, ...]:
 def _fabric(handle: Any) -> tuple[float | None]:
     info = pynvml.c_nvmlGpuFabricInfo_v2_t()
     pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    return (None if info.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED else float(info.state),)
+    if info.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+        return (None,)
+    # The status is that of a registration which is over.
+    has_failed = info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status != pynvml.NVML_SUCCESS
+    return (float(FabricState.FAILED if has_failed else info.state),)
 
 
 def _performance_state(handle: Any) -> tuple[float | None]:
