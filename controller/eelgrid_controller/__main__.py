@@ -473,6 +473,13 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
     help="Seconds after which work leaves a GPU that is lost, and returns to the queue; 0 for never.",
 )
 @click.option(
+    "--quarantine/--no-quarantine",
+    "quarantines",
+    default=_DEFAULTS.quarantines,
+    show_default=True,
+    help="Cordon nodes and GPUs on which one job after the other fails as soon as it starts.",
+)
+@click.option(
     "--registrations",
     "registrations_most",
     type=click.IntRange(1, 10_000_000),

@@ -47,10 +47,10 @@ def begin(cluster, *arguments, nodes=(NODE,)):
     return inject
 
 
-def run(cluster, key, *argv, gpus=1):
+def run(cluster, key, *argv, gpus=1, models=()):
     spec = WorkloadSpec(
         name=key,
-        request=ResourceRequest(gpu_count=gpus, gpu_milli=1000),
+        request=ResourceRequest(gpu_count=gpus, gpu_milli=1000, gpu_models=models),
         mobility=Mobility.FIXED,
         process=ProcessSpec(argv=argv, working_directory=str(cluster.folder), grace_s=30.0),
     )
@@ -149,6 +149,30 @@ def test_a_process_that_fails_since_its_fabric_is_not_ready_runs_on_another_gpu(
     cluster.until(
         lambda: "NVSwitch fabric" not in cluster.eelctl("gpus", "-o", "json").stdout, what="it takes work again"
     )
+
+
+def test_a_node_on_which_nothing_starts_is_closed(cluster):
+    """Jobs of a name of their own fail at once on one node, seven in a row, and run on the other."""
+    other = {"name": "other", "cpu_milli": 64_000, "memory_bytes": 2**36, "gpus": [{"product": "t4", "count": 1}]}
+    begin(cluster, nodes=(NODE, other))
+    for number in range(7):
+        assert not is_cordoned(cluster, "box"), number
+        run(cluster, f"fails-{number}", "false", models=("A10",))
+        cluster.until(lambda n=number: get(cluster, f"fails-{n}")["phase"] == "failed", what="it fails")
+    cluster.until(lambda: is_cordoned(cluster, "box"), what="the node is closed")
+    said = cluster.eelctl("describe", "node", "box").stdout
+    assert "by eelgrid" in said
+    assert "quarantine: 7 different jobs in a row failed here within 60 s of their start" in said
+    assert "warning   box: It takes no new work: cordoned by eelgrid: quarantine" in cluster.eelctl("overview").stdout
+    assert not is_cordoned(cluster, "other")
+    run(cluster, "late", "true", models=("A10",))
+    assert "eelctl uncordon box" in cluster.eelctl("explain", "late").stdout
+    cluster.eelctl("uncordon", "box")
+    cluster.until(lambda: get(cluster, "late")["phase"] == "succeeded", what="what waited has run")
+
+
+def is_cordoned(cluster, name):
+    return "quarantine" in cluster.eelctl("describe", "node", name).stdout
 
 
 def test_a_process_that_fails_by_itself_fails(cluster):

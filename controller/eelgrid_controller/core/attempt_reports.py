@@ -17,6 +17,7 @@ from dataclasses import replace
 from eelgrid_controller.core.claimed_starts import may_have_started
 from eelgrid_controller.core.job_control import plan_end
 from eelgrid_controller.core.progress_estimates import ProgressEstimates
+from eelgrid_controller.core.quarantine import Quarantine
 from eelgrid_controller.state.attempts import (
     drop_undurable,
     find_outcome,
@@ -26,7 +27,7 @@ from eelgrid_controller.state.attempts import (
     recover_attempts,
 )
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.events import Event, RecoveredAttempt, WorkloadCompleted, WorkloadEvicted
+from eelgrid_controller.state.events import AttemptEnded, Event, RecoveredAttempt, WorkloadCompleted, WorkloadEvicted
 from eelgrid_protos.messages import AttemptStatus, Workload
 from eelgrid_protos.plain_messages import digest_plain, to_plain
 
@@ -39,9 +40,11 @@ _LATER_MOST = 8
 class AttemptReports:
     """Turns what is told of attempts into events."""
 
-    def __init__(self, state: ClusterState, observers: Sequence[Callable[[AttemptStatus], object]]) -> None:
+    def __init__(
+        self, state: ClusterState, quarantine: Quarantine, observers: Sequence[Callable[[AttemptStatus], object]]
+    ) -> None:
         """`observers` are called with each status of a current attempt."""
-        self._state, self._observers = state, observers
+        self._state, self._quarantine, self._observers = state, quarantine, observers
         self._progress = ProgressEstimates(state)
         self.recovered = RecoveredEnds(state)
         # By node, workload, replica and attempt: what was told of attempts whose start is not known yet.
@@ -85,6 +88,8 @@ class AttemptReports:
                 continue
             do(event)
             now = self._state.workloads[workload.workload_id]
+            for cordon in self._quarantine.plan(now, status, now_ns) if isinstance(event, AttemptEnded) else ():
+                do(cordon)
             outcome = find_outcome(now)
             if outcome is not None:
                 do(plan_end(now, *outcome, now_ns=now_ns))

@@ -56,6 +56,7 @@ from eelgrid_controller.core.nodes import (
     select_forgettable_nodes,
 )
 from eelgrid_controller.core.preemptions import Preemptions, PreemptionStep, resolve_priority_class
+from eelgrid_controller.core.quarantine import Quarantine
 from eelgrid_controller.core.retry_rounds import RetryRounds
 from eelgrid_controller.core.start_decision import StartDecider
 from eelgrid_controller.core.steps import CoreStep
@@ -154,6 +155,7 @@ class Core:
         joins_closed: bool = False,
         joins_doubted: bool = False,
         lost_gpu_grace_s: float | None = LOST_GPU_GRACE_S,
+        quarantines: bool = True,
     ) -> None:
         """Creates a core; nodes that `joins_closed` wait for an engine's report, those `joins_doubted` for their agents."""
         self.state = state
@@ -167,7 +169,8 @@ class Core:
         self._backfill = BackfillPlanner(state, self._chooser, self.queues)
         self._preemptions = Preemptions(state, self._chooser, self.queues)
         self.list_evictions = self._preemptions.list_evictions
-        self._reports = AttemptReports(state, (self._preemptions.record_checkpoint, self.checkpoints.record))
+        observers = self._preemptions.record_checkpoint, self.checkpoints.record
+        self._reports = AttemptReports(state, Quarantine(state, is_on=quarantines), observers)
         self._takeover = Takeover(state, self._reports)
         self._holds = CapacityHolds(state, self._chooser, self.queues, self._backfill)
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill, self._holds)

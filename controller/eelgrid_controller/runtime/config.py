@@ -309,6 +309,8 @@ class ControllerConfig:
     lost_node_ttl_s: float = 7 * 86_400.0
     # Work leaves a GPU that is lost after this long; 0 for never.
     lost_gpu_grace_s: float = LOST_GPU_GRACE_S
+    # Whether nodes and GPUs are closed on which one job after the other fails as soon as it starts.
+    quarantines: bool = True
     # New nodes that one certificate, or without TLS one address, may register per hour; twice as many in total.
     # Ten thousand nodes that share a certificate join an empty controller at once.
     registrations_most: int = 12_000
@@ -338,7 +340,11 @@ class ControllerConfig:
     @property
     def core_options(self) -> Mapping[str, Any]:
         """What `core.Core` is made with: nodes of an engine wait for its report, and work leaves lost GPUs after a grace."""
-        return {"joins_closed": self.is_engine_run, "lost_gpu_grace_s": self.lost_gpu_grace_s or None}
+        return {
+            "joins_closed": self.is_engine_run,
+            "lost_gpu_grace_s": self.lost_gpu_grace_s or None,
+            "quarantines": self.quarantines,
+        }
 
     def __post_init__(self) -> None:
         """Raises ControllerConfigError for values that no controller can run with."""

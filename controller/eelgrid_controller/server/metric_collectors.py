@@ -35,11 +35,13 @@ from eelgrid_controller.server.metrics.catalogue import (
     SERIES_MOST,
     build_family,
 )
+from eelgrid_controller.state.cordons import QUARANTINE_USER
 from eelgrid_controller.state.events import (
     AttemptEnded,
     AttemptStarted,
     DevicesCorrected,
     Event,
+    NodeCordoned,
     PartitionsPlanned,
     WorkloadCancelled,
     WorkloadCompleted,
@@ -181,6 +183,8 @@ class FleetMetrics:
                 change = "preempted"
             elif isinstance(event, WorkloadEvicted) and event.is_node_fault:
                 change = "node_fault"
+            elif isinstance(event, NodeCordoned) and event.user == QUARANTINE_USER:
+                change = "quarantined"
             if change is not None:
                 self._changes[change] += 1
 

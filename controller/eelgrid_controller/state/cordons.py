@@ -1,7 +1,7 @@
 """Cordons: what operators closed to new work, by whom and why, and the drains that empty it.
 
-A cordon is of a whole node or of one GPU of it. It is an operator's: it survives restarts and the return of the
-agent, and only an operator lifts it. The cordons that an agent reports for the health of a GPU (`Gpu.cordon`) are
+A cordon is of a whole node or of one GPU of it. It is an operator's, or a quarantine of the controller: it survives restarts
+and the return of the agent, and only an operator lifts it. The cordons that an agent reports for the health of a GPU (`Gpu.cordon`) are
 separate, since an operator's uncordon cannot cure a device. Must not know what is placed where, nor how work leaves.
 """
 
@@ -12,6 +12,9 @@ from typing import Any
 from eelgrid_controller.state.journal import JournalSanitizer
 from eelgrid_protos.plain_messages import to_plain
 from eelgrid_protos.quantities import Label, Nanoseconds
+
+# As whom the controller cordons what it finds to be bad.
+QUARANTINE_USER = "eelgrid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,11 @@ class OperatorCordon:
     reason: Label = ""
     user: Label = ""
     drain: DrainTerms | None = None
+
+    @property
+    def is_quarantine(self) -> bool:
+        """Returns whether the controller itself closed it (core.quarantine)."""
+        return self.user == QUARANTINE_USER
 
     def describe(self) -> str:
         """Returns who cordoned and why: `cordoned by ann: fan broken`."""

@@ -1,4 +1,4 @@
-"""Interruptions: how often the work of a queue is interrupted, and what its checkpoints cost.
+"""Interruptions: how often the work of a queue is interrupted, what its checkpoints cost, and where it fails at once.
 
 Learned from the events of jobs whose processes agents run, so that replays are equal; bounded. Must not know what is advised
 from it (queueing.checkpoint_interval), nor who is preempted or retried.
@@ -38,6 +38,7 @@ from eelgrid_controller.state.events import (
     WorkloadRetried,
     WorkloadScaled,
 )
+from eelgrid_controller.state.failure_streaks import FailureStreaks
 from eelgrid_controller.state.node_allocations import NodeRecord, list_affected_workloads
 from eelgrid_controller.state.queue_usage import resolve_queue, resolve_user
 from eelgrid_protos.messages import AttemptState, Policy, Workload, WorkloadPhase
@@ -121,11 +122,13 @@ class InterruptionHistory:
         self._lost: set[str] = set()
         # What a running job was told at its start: the cost of a checkpoint, and the time between interruptions.
         self._told: dict[str, tuple[float, float]] = {}
+        self.streaks = FailureStreaks()
 
     def observe(
         self, event: Event, policy: Policy, workloads: Mapping[str, Workload], nodes: Mapping[str, NodeRecord]
     ) -> None:
         """Follows an event that was applied to these."""
+        self.streaks.observe(event, workloads)
         if not isinstance(event, _FOLLOWED):
             return
         match event:
@@ -227,6 +230,7 @@ class InterruptionHistory:
         twin: Self = copy(self)
         twin._counts, twin._costs = self._counts.copy(), self._costs.copy()
         twin._running, twin._lost, twin._told = self._running.copy(), self._lost.copy(), self._told.copy()
+        twin.streaks = self.streaks.copy()
         return twin
 
     def dump(self) -> dict[str, Any]:
@@ -239,6 +243,7 @@ class InterruptionHistory:
             "running": [[key, *job] for key, job in sorted(self._running.items())],
             "lost": sorted(self._lost),
             "told": [[key, *told] for key, told in sorted(self._told.items())],
+            "streaks": self.streaks.dump(),
         }
         return {name: rows for name, rows in found.items() if rows}
 
@@ -251,4 +256,5 @@ class InterruptionHistory:
         found._running = {key: RunningJob(*job) for key, *job in plain.get("running", ())}
         found._lost = set(plain.get("lost", ()))
         found._told = {key: (cost_s, mean_s) for key, cost_s, mean_s in plain.get("told", ())}
+        found.streaks = FailureStreaks.load(plain.get("streaks", {}))
         return found

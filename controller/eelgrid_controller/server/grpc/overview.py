@@ -523,8 +523,9 @@ def _node_items(record: NodeRecord, tick: NodeTick | None, telemetry: Telemetry)
     if record.others.closed or record.cordon is not None:
         why = record.others.closed if record.cordon is None else record.cordon.describe()
         since_ns = 0 if record.cordon is None else record.cordon.since_ns
+        severity = _WARNING if record.cordon is not None and record.cordon.is_quarantine else _INFO
         yield _item(
-            _INFO, AttentionKind.CORDONED_NODE, name, f"It takes no new work: {why}.", describe, since_ns=since_ns
+            severity, AttentionKind.CORDONED_NODE, name, f"It takes no new work: {why}.", describe, since_ns=since_ns
         )
     problems = find_plan_problems(telemetry.plan_applied(name))
     if problems.has_failed or problems.has_refused:
@@ -543,7 +544,8 @@ def _node_items(record: NodeRecord, tick: NodeTick | None, telemetry: Telemetry)
             yield _item(_WARNING, AttentionKind.CORDONED_GPU, subject, f"It takes no new work: {gpu.cordon}.", look)
         elif (own := record.gpu_cordons.get(gpu.uuid)) is not None:
             what = f"It takes no new work: {own.describe()}."
-            yield _item(_INFO, AttentionKind.CORDONED_GPU, subject, what, look, since_ns=own.since_ns)
+            severity = _WARNING if own.is_quarantine else _INFO
+            yield _item(severity, AttentionKind.CORDONED_GPU, subject, what, look, since_ns=own.since_ns)
         if GpuProblem.MIG_PENDING in found:
             what = "A change of its MIG mode waits for a reset: drain the node, and reset the GPU."
             yield _item(_WARNING, AttentionKind.STUCK_LAYOUT, subject, what, look)

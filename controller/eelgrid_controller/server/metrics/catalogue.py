@@ -28,6 +28,7 @@ PLAN_CHANGES = (
     "partitioned",
     "placed",
     "preempted",
+    "quarantined",
     "retried",
     "scaled",
 )
@@ -273,7 +274,7 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription(
             "eelgrid_plan_changes_total",
             _C,
-            "Durable changes of the plan, by kind: workloads placed, moved, scaled, limited, cancelled or deferred, replicas found on other devices than planned, and partitions",
+            "Durable changes of the plan, by kind: workloads placed, moved, scaled, limited, cancelled or deferred, replicas found on other devices than planned, partitions, and nodes or GPUs quarantined",
             ("change",),
         ),
     ),
@@ -665,10 +666,7 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
             ("command", "rule"),
         ),
         MetricDescription(
-            "eelgrid_objectives_limits_answered_total",
-            _C,
-            "Power limits that nodes confirmed or failed to set",
-            ("result",),
+            "eelgrid_objectives_limits_answered_total", _C, "Limits that nodes confirmed or failed to set", ("result",)
         ),
         MetricDescription(
             "eelgrid_objectives_ignored_events_total", _C, "Events without effect, by reason", ("reason",)

@@ -1,0 +1,195 @@
+"""Failure streaks: on which nodes and GPUs one job after the other fails as soon as it starts, while others run elsewhere.
+
+Learned from the events of processes, so that replays are equal; bounded. Must not know what is done about it
+(core.quarantine).
+
+A machine on which nothing starts (a file system that is not mounted, a full disk, a driver that is half there) draws work in:
+each job fails at once and leaves its room to the next. What fails is a process that has ended by itself, without success,
+within QUICK_S of its start, for no fault that its agent has found; everything else that ends well, or later, shows that
+the place works.
+
+Test. The likelihood of n failures in a row on a place on which work fails at once with the probability BAD_SHARE, over that
+on one where it does as often as on all other nodes, is (BAD_SHARE / q)^n; a place is bad where that is above a million (Wald's
+sequential test, begun anew by whatever works). q is the larger of two shares, one of the last hours and one since the streak
+began, so that a file server that is away, whose clients fail everywhere, closes nothing. The work of one user and name
+counts once in a streak, so that neither a faulty array nor a job that is tried again makes one; it counts each time for q,
+which only makes the test more patient. A node and each of its GPUs have streaks of their own, so that one GPU that works
+beside a broken one hides nothing.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from copy import copy
+from typing import Any, NamedTuple, Self
+
+from eelgrid_controller.state.events import AttemptEnded, Event, NodeCordoned, NodesRemoved, NodeUncordoned
+from eelgrid_controller.state.queue_usage import resolve_user
+from eelgrid_protos.messages import AttemptState, AttemptStatus, Workload
+
+_NS = 1e9
+QUICK_S = 60.0
+BAD_SHARE = 0.95
+ODDS = 1e6
+_HALF_LIFE_S = 6 * 3600.0
+# Quick failures and ends that are presumed of other nodes.
+_PRIOR_FAILED, _PRIOR_ENDED = 1.0, 10.0
+_SHARE_LEAST, _SHARE_MOST = 0.02, 0.9
+# More than any share asks for.
+_GROUPS_MOST = 300
+
+
+class FailureStreak(NamedTuple):
+    """Whose work failed at once on a place since anything worked there, and all ends elsewhere until it began."""
+
+    groups: tuple[tuple[str, str], ...] = ()  # users and names
+    failed_before: int = 0
+    ended_before: int = 0
+
+
+class _Ends(NamedTuple):
+    """Quick failures and all ends, weighted by age and in whole numbers."""
+
+    at_ns: int
+    recent_failed: float = 0.0
+    recent_ended: float = 0.0
+    failed: int = 0
+    ended: int = 0
+
+    def advance(self, now_ns: int) -> "_Ends":
+        left = 2.0 ** (-max(0, now_ns - self.at_ns) / _NS / _HALF_LIFE_S)
+        return self._replace(
+            at_ns=max(now_ns, self.at_ns),
+            recent_failed=self.recent_failed * left,
+            recent_ended=self.recent_ended * left,
+        )
+
+    def add(self, now_ns: int, *, has_failed: bool) -> "_Ends":
+        now = self.advance(now_ns)
+        return _Ends(
+            now.at_ns, now.recent_failed + has_failed, now.recent_ended + 1.0, now.failed + has_failed, now.ended + 1
+        )
+
+
+def has_failed_at_once(workload: Workload, status: AttemptStatus) -> bool:
+    """Returns whether a process failed by itself as soon as it was started, or could not be; the first of its workload."""
+    if status.state is not AttemptState.ENDED or status.is_success or status.node_fault or status.gpu_held:
+        return False
+    failed = [one for one in workload.attempts if one.is_over and not one.is_success]
+    if workload.stopping_ns or len(failed) > 1:
+        return False
+    has_begun = status.exit_code is not None or status.signal > 0
+    if not has_begun:
+        return True
+    return not status.reason and status.ended_ns - status.started_ns <= QUICK_S * _NS
+
+
+def shows_place_works(status: AttemptStatus) -> bool:
+    """Returns whether a process succeeded, or ran for a while."""
+    has_run = status.started_ns > 0 and status.ended_ns - status.started_ns > QUICK_S * _NS
+    return status.is_success or (has_run and not status.node_fault and status.state is AttemptState.ENDED)
+
+
+class FailureStreaks:
+    """The part of the state that learns where work fails at once."""
+
+    def __init__(self) -> None:
+        # By node name, or by UUID of a GPU.
+        self._streaks: dict[str, FailureStreak] = {}
+        self._by_node: dict[str, _Ends] = {}
+        self._all = _Ends(0)
+
+    def find(self, place: str) -> FailureStreak:
+        """Returns the streak of a node or GPU; an empty one if what ran there last has worked."""
+        return self._streaks.get(place, _NO_STREAK)
+
+    def _count_elsewhere(self, node_name: str, now_ns: int) -> _Ends:
+        every, own = self._all.advance(now_ns), self._by_node.get(node_name, _Ends(now_ns)).advance(now_ns)
+        return _Ends(
+            now_ns,
+            max(0.0, every.recent_failed - own.recent_failed),
+            max(0.0, every.recent_ended - own.recent_ended),
+            every.failed - own.failed,
+            every.ended - own.ended,
+        )
+
+    def estimate_share_elsewhere(self, node_name: str, streak: FailureStreak, now_ns: int) -> float:
+        """Returns the share of work that fails at once on all nodes but one, in the last hours or since a streak began."""
+        ends = self._count_elsewhere(node_name, now_ns)
+        share = (_PRIOR_FAILED + ends.recent_failed) / (_PRIOR_ENDED + ends.recent_ended)
+        # What is known from before is worth one end.
+        since = (share + ends.failed - streak.failed_before) / (1.0 + ends.ended - streak.ended_before)
+        return min(_SHARE_MOST, max(_SHARE_LEAST, share, since))
+
+    def list_bad_places(self, node_name: str, gpu_uuids: tuple[str, ...], now_ns: int) -> Iterator[str]:
+        """Yields the node if the evidence against it suffices, else those of its GPUs against which it does."""
+        if self._is_bad(node_name, self.find(node_name), now_ns):
+            yield node_name
+            return
+        yield from (uuid for uuid in gpu_uuids if self._is_bad(node_name, self.find(uuid), now_ns))
+
+    def _is_bad(self, node_name: str, streak: FailureStreak, now_ns: int) -> bool:
+        share = self.estimate_share_elsewhere(node_name, streak, now_ns)
+        return len(streak.groups) * math.log(BAD_SHARE / share) >= math.log(ODDS)
+
+    def observe(self, event: Event, workloads: Mapping[str, Workload]) -> None:
+        """Follows an event that was applied to these."""
+        match event:
+            case AttemptEnded():
+                self._observe_end(event, workloads[event.workload_id])
+            case NodeCordoned() | NodeUncordoned():
+                for place in event.gpu_uuids or (event.node_name,):
+                    self._streaks.pop(place, None)
+            case NodesRemoved():
+                for name in event.node_names:
+                    self._streaks.pop(name, None)
+                    self._by_node.pop(name, None)
+
+    def _observe_end(self, event: AttemptEnded, workload: Workload) -> None:
+        status, now_ns = event.status, event.time_ns
+        place = next((one for one in workload.placements if one.replica == status.replica), None)
+        has_failed = has_failed_at_once(workload, status)
+        if place is None or not (has_failed or shows_place_works(status)):
+            return
+        elsewhere = self._count_elsewhere(place.node_name, now_ns)
+        self._all = self._all.add(now_ns, has_failed=has_failed)
+        own = self._by_node.get(place.node_name, _Ends(now_ns))
+        self._by_node[place.node_name] = own.add(now_ns, has_failed=has_failed)
+        group = resolve_user(workload), workload.spec.name
+        for key in (place.node_name, *place.gpu_uuids):
+            if not has_failed:
+                self._streaks.pop(key, None)
+                continue
+            known = self._streaks.get(key) or FailureStreak((), elsewhere.failed, elsewhere.ended)
+            if group not in known.groups and len(known.groups) < _GROUPS_MOST:
+                self._streaks[key] = known._replace(groups=(*known.groups, group))
+
+    def copy(self) -> Self:
+        """Returns an independent copy; streaks and counts are values."""
+        twin: Self = copy(self)
+        twin._streaks, twin._by_node = self._streaks.copy(), self._by_node.copy()
+        return twin
+
+    def dump(self) -> dict[str, Any]:
+        """Dumps everything as plain JSON values; empty without any."""
+        found: dict[str, Any] = {
+            "streaks": [
+                [key, [*map(list, one.groups)], one.failed_before, one.ended_before]
+                for key, one in sorted(self._streaks.items())
+            ],
+            "nodes": [[name, *ends] for name, ends in sorted(self._by_node.items())],
+            "all": list(self._all) if self._by_node else [],
+        }
+        return {name: rows for name, rows in found.items() if rows}
+
+    @classmethod
+    def load(cls, plain: Mapping[str, Any]) -> Self:
+        """Loads this part from a checkpoint."""
+        found = cls()
+        for key, groups, *before in plain.get("streaks", ()):
+            found._streaks[key] = FailureStreak(tuple((user, name) for user, name in groups), *before)
+        found._by_node = {name: _Ends(*ends) for name, *ends in plain.get("nodes", ())}
+        found._all = _Ends(*plain.get("all", (0,)))
+        return found
+
+
+_NO_STREAK = FailureStreak()
