@@ -108,18 +108,14 @@ def largest_factor(
     instances = [[0] * len(load.shapes) for load in every]
     nothing = CapacityResult(0.0, tuple(map(tuple, instances)))
     columns = [column for column in _columns(every) if column.gpus <= pool[column.model]]
-    most = [
-        min(pool[column.model] // column.gpus, pool[column.model] if (at := column.instances_most) is None else at)
-        for column in columns
-    ]
+    rooms = [pool[column.model] // column.gpus for column in columns]
+    bounds = [column.instances_most for column in columns]
+    most = [room if bound is None else min(room, bound) for room, bound in zip(rooms, bounds, strict=True)]
     alone = [0.0] * len(loads)
-    for column, count in zip(columns, most, strict=True):
+    for column, bound, count in zip(columns, bounds, most, strict=True):
         if column.load < len(loads):
-            alone[column.load] += (
-                column.throughput_hz
-                / loads[column.load].rate_hz
-                * (pool[column.model] / column.gpus if column.instances_most is None else count)
-            )
+            instances_most = pool[column.model] / column.gpus if bound is None else count
+            alone[column.load] += column.throughput_hz * instances_most / loads[column.load].rate_hz
     unit = min(alone, default=0.0)
     if unit <= 0.0:
         return nothing
@@ -129,8 +125,9 @@ def largest_factor(
     high = np.array([np.inf] * len(every) + [float(gpus) for gpus in pool.values()])
     cost = np.array([0.0] * len(columns) + [-1.0])
     whole = np.array([True] * len(columns) + [False])
-    bounds = np.array([*map(float, most), 1.0])
-    found = _solve_program(cost, np.hstack([rows, factor]), low, high, whole=whole, most=bounds)
+    found = _solve_program(
+        cost, np.hstack([rows, factor]), low, high, whole=whole, most=np.array([*map(float, most), 1.0])
+    )
     if found is None:
         return nothing
     for column, count in zip(columns, found, strict=False):
@@ -245,7 +242,7 @@ def select_usable_points(
     fleet: Mapping[str, FrontierPool],
     training: Sequence[FrontierTraining] = (),
 ) -> UsablePoints:
-    """The points that each can run at; raises Unusable, and NoFeasibleConfiguration for one that has none."""
+    """The points that each can run at; raises InvalidServingValue, and NoFeasibleConfiguration for one that has none."""
     if not services:
         raise InvalidServingValue("services", "none", "name at least one")
     names = [*(service.name for service in services), *(job.name for job in training)]
@@ -573,7 +570,7 @@ def compute_frontier(
     """Energy against latency against throughput of these services, and training jobs, on this fleet.
 
     `tell` is called before each objective with how many are done and how many there are.
-    Raises Unusable for a value that is none, NoFeasibleConfiguration for a service without a point.
+    Raises InvalidServingValue for a value that is none, NoFeasibleConfiguration for what has no point.
     """
     if len(points) > POINTS_MOST or len(services) + len(training) > SERVICES_MOST:
         what, most = ("points", POINTS_MOST) if len(points) > POINTS_MOST else ("services", SERVICES_MOST)

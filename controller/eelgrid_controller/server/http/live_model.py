@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.formatting import format_phase
+from eelgrid_controller.formatting import format_load_target, format_phase
 from eelgrid_controller.state import events
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event, event_from_plain
@@ -652,6 +652,8 @@ def workload_details(explanation: Explanation, fleet: FleetCells) -> Any:
 
 def _promise(workload: Workload) -> str:
     """Whether it was promised something, in words."""
+    if workload.spec.service is not None and workload.spec.service.load_target is not None:
+        return f"a service of {format_load_target(workload.spec.service.load_target)} for each replica"
     if workload.spec.service is not None:
         return f"a service of profile {workload.spec.service.profile or 'its own'}"
     if workload.spec.training is not None:
