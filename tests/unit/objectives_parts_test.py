@@ -1,14 +1,18 @@
 """The small parts around the control loop: its clock, its numbers, what it reads of a node."""
 
+from dataclasses import replace
+
 import pytest
-from tests.builders.cluster import build_request
+from tests.builders.cluster import build_node, build_request
 from tests.builders.objectives import build_powered_node, build_training_job, run_objectives
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.objectives.control_loop import MonotonicUnixClock
 from eelgrid_controller.objectives.observation import ObjectiveSettings, node_readings, unmanaged_draw
+from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_protos import catalogue
+from eelgrid_protos.messages import BudgetScope, PowerBudget
 
 
 def test_unix_time_never_goes_back_and_follows_a_clock_that_was_set_right():
@@ -52,6 +56,28 @@ async def test_what_others_may_draw_is_their_limit_and_idle_gpus_their_idle_watt
         )
         await world.loop.mark_gpu_lost("n1", idle)
         assert unmanaged_draw(world.loop.core, "n1", {}, known).other_w == pytest.approx(idle_w + 250.0)
+
+
+async def test_where_nothing_is_steered_budgets_claim_what_they_admit():
+    """One sum of what GPUs may draw: held, under a limit, used by work outside, idle, and unknown to the catalogue."""
+    known = catalogue.load_catalogue()
+    unknown = build_node("n2", gpus=2)
+    gpus = tuple(replace(gpu, product="Nobody", model="X", catalogue_key="") for gpu in unknown.gpus)
+    async with run_objectives() as world:
+        await world.join(build_powered_node("n1"), replace(unknown, gpus=gpus))
+        await world.enforce("p", budgets=(PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1e5),))
+        await world.loop.submit(build_request("held", gpus=1, models=("G2",)))
+        await world.loop.submit(build_request("other", gpus=1, models=("X",)))
+        used = next(
+            gpu.index
+            for gpu in build_powered_node("n1").gpus
+            if not list(world.loop.core.state.nodes["n1"].holders(gpu.uuid))
+        )
+        await world.loop.update_external_usage("n1", ExternalUsage(gpu_count=1, gpu_indexes=(used,)))
+        for name in ("n1", "n2"):
+            admitted = world.loop.core._chooser.allowance.find_share(name).milliwatts
+            assert unmanaged_draw(world.loop.core, name, {}, known).other_w == admitted / 1000.0
+        assert world.loop.core._chooser.allowance.find_share("n1").milliwatts > 800_000
 
 
 async def test_a_look_holds_what_is_fresh_and_nothing_else():

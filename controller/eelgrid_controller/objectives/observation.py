@@ -36,7 +36,7 @@ from eelgrid_controller.objectives.power.control_events import (
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
 from eelgrid_controller.objectives.power.power_model import is_higher_limit, is_same_limit
 from eelgrid_controller.objectives.services.service_metrics import ScrapeRound
-from eelgrid_controller.placement.power import find_kept_budget_w, find_power_limit_range
+from eelgrid_controller.placement.power import GpuDraws, find_kept_budget_w, find_limit_w
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.engine_reports import ReplicaBounds
 from eelgrid_controller.state.measurements import MeasuredStart
@@ -324,23 +324,17 @@ def node_readings(telemetry: Telemetry, inventory: Inventory, *, now_s: float, n
 
 def unmanaged_draw(core: Core, name: str, unsteered: Container[str], catalogue: Catalogue) -> NodePowerDraw:
     """The most that the GPUs of a node may draw that no managed job holds, and no more than a budget that its agent keeps."""
-    state = core.state
+    state, draws = core.state, GpuDraws(catalogue)
     record = state.nodes[name]
-    total_w = 0.0  # also of a node that is lost: what runs there runs on
+    total_mw, used = 0, record.externally_used_gpus()  # also of a node that is lost: what runs there runs on
     for gpu in record.inventory.gpus:
-        board, product = find_power_limit_range(gpu, catalogue), catalogue.products.get(gpu.catalogue_key)
-        default_w = board.default_w if board is not None else gpu.power_limit_max_w or 0.0
-        if gpu.lost or gpu.uuid in record.lost_gpus:
-            continue
         holders = [state.workloads[key] for key in record.holders(gpu.uuid)]
-        if any(one.spec.training is not None and one.workload_id not in unsteered for one in holders):
+        is_steered = any(one.spec.training is not None and one.workload_id not in unsteered for one in holders)
+        if gpu.lost or gpu.uuid in record.lost_gpus or is_steered:
             continue
-        if not holders:
-            total_w += default_w if product is None else min(default_w, product.idle_w)
-        else:
-            limits = [one.power_limit_w for one in holders]
-            total_w += max(default_w if limit_w is None else limit_w for limit_w in limits)
-    kept_w = find_kept_budget_w(state.policy, record)
+        limits_w = [find_limit_w(one, {}) for one in holders] + [math.inf] * (gpu.uuid in used)
+        total_mw += draws.allocated_mw(gpu, max(limits_w)) if limits_w else draws.idle_mw(gpu)
+    total_w, kept_w = total_mw / 1000.0, find_kept_budget_w(state.policy, record)
     return NodePowerDraw(record.inventory, total_w if kept_w is None else min(total_w, kept_w))
 
 

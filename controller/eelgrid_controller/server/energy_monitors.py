@@ -31,6 +31,7 @@ from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.events import (
+    CapacityHoldsChanged,
     Event,
     PolicyChanged,
     PricesQuoted,
@@ -350,7 +351,14 @@ _TURN_S = 1.0
 _RESTART_S = 60.0
 # Events that wait for a turn; beyond, to begin anew costs no more.
 _BEHIND_MOST = 50_000
-_OF_NO_ACCOUNT = (PricesQuoted, WorkloadDeferred, PointsMeasured, StartsMeasured, SpendingJudged)
+_OF_NO_ACCOUNT = (
+    CapacityHoldsChanged,
+    PointsMeasured,
+    PricesQuoted,
+    SpendingJudged,
+    StartsMeasured,
+    WorkloadDeferred,
+)
 
 
 class SavedDay:
