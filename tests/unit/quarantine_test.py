@@ -109,6 +109,15 @@ def test_where_nothing_is_known_of_other_nodes_it_takes_longer():
     assert math.ceil(math.log(ODDS) / math.log(0.95 / 0.1)) == 7
 
 
+def test_nobody_closes_a_node_to_others():
+    """Where two users have ever had work, failures of one alone prove nothing; one of the other's is enough then."""
+    jobs = Jobs()
+    jobs.run_elsewhere(200)
+    jobs.end(jobs.begin(GOOD, user="bob"), code=0)
+    assert [jobs.fail() for _ in range(30)] == [[]] * 30
+    assert len(jobs.fail(user="bob")) == 1
+
+
 def test_what_works_once_begins_anew():
     jobs = Jobs()
     jobs.run_elsewhere(200)

@@ -15,6 +15,8 @@ began, so that a file server that is away, whose clients fail everywhere, closes
 counts once in a streak, so that neither a faulty array nor a job that is tried again makes one; it counts each time for q,
 which only makes the test more patient. A node and each of its GPUs have streaks of their own, so that one GPU that works
 beside a broken one hides nothing.
+
+Where work of more than one user has run, a streak of one user alone proves nothing: nobody closes a node to others.
 """
 
 import math
@@ -34,6 +36,7 @@ _HALF_LIFE_S = 6 * 3600.0
 # Quick failures and ends that are presumed of other nodes.
 _PRIOR_FAILED, _PRIOR_ENDED = 1.0, 10.0
 _SHARE_LEAST, _SHARE_MOST = 0.02, 0.9
+_USERS_TOLD_APART = 2
 # More than any share asks for.
 _GROUPS_MOST = 300
 
@@ -97,6 +100,8 @@ class FailureStreaks:
         self._streaks: dict[str, FailureStreak] = {}
         self._by_node: dict[str, _Ends] = {}
         self._all = _Ends(0)
+        # The first two users whose work has ended here.
+        self._users: tuple[str, ...] = ()
 
     def find(self, place: str) -> FailureStreak:
         """Returns the streak of a node or GPU; an empty one if what ran there last has worked."""
@@ -128,6 +133,8 @@ class FailureStreaks:
         yield from (uuid for uuid in gpu_uuids if self._is_bad(node_name, self.find(uuid), now_ns))
 
     def _is_bad(self, node_name: str, streak: FailureStreak, now_ns: int) -> bool:
+        if len({user for user, _ in streak.groups}) < len(self._users):
+            return False
         share = self.estimate_share_elsewhere(node_name, streak, now_ns)
         return len(streak.groups) * math.log(BAD_SHARE / share) >= math.log(ODDS)
 
@@ -154,7 +161,10 @@ class FailureStreaks:
         self._all = self._all.add(now_ns, has_failed=has_failed)
         own = self._by_node.get(place.node_name, _Ends(now_ns))
         self._by_node[place.node_name] = own.add(now_ns, has_failed=has_failed)
-        group = resolve_user(workload), workload.spec.name
+        user = resolve_user(workload)
+        if len(self._users) < _USERS_TOLD_APART and user not in self._users:
+            self._users = (*self._users, user)
+        group = user, workload.spec.name
         for key in (place.node_name, *place.gpu_uuids):
             if not has_failed:
                 self._streaks.pop(key, None)
@@ -178,6 +188,7 @@ class FailureStreaks:
             ],
             "nodes": [[name, *ends] for name, ends in sorted(self._by_node.items())],
             "all": list(self._all) if self._by_node else [],
+            "users": list(self._users),
         }
         return {name: rows for name, rows in found.items() if rows}
 
@@ -188,7 +199,7 @@ class FailureStreaks:
         for key, groups, *before in plain.get("streaks", ()):
             found._streaks[key] = FailureStreak(tuple((user, name) for user, name in groups), *before)
         found._by_node = {name: _Ends(*ends) for name, *ends in plain.get("nodes", ())}
-        found._all = _Ends(*plain.get("all", (0,)))
+        found._all, found._users = _Ends(*plain.get("all", (0,))), tuple(plain.get("users", ()))
         return found
 
 
