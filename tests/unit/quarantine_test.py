@@ -104,9 +104,10 @@ def test_a_node_on_which_nothing_starts_is_closed_and_the_next_job_goes_elsewher
 
 def test_where_nothing_is_known_of_other_nodes_it_takes_longer():
     jobs = Jobs()
-    cordons = [jobs.fail() for _ in range(7)]
-    assert [len(one) for one in cordons] == [0] * 6 + [1]
-    assert math.ceil(math.log(ODDS) / math.log(0.95 / 0.1)) == 7
+    cordons = [jobs.fail() for _ in range(19)]
+    assert [len(one) for one in cordons] == [0] * 18 + [1]
+    # Three in ten are presumed, with the error of ten ends.
+    assert math.ceil(math.log(ODDS) / math.log(0.95 / (0.3 + math.sqrt(0.3 * 0.7 / 10)))) == 19
 
 
 def test_nobody_closes_a_node_to_others():

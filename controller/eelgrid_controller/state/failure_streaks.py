@@ -8,13 +8,13 @@ each job fails at once and leaves its room to the next. What fails is a process 
 within QUICK_S of its start, for no fault that its agent has found; everything else that ends well, or later, shows that
 the place works.
 
-Test. The likelihood of n failures in a row on a place on which work fails at once with the probability BAD_SHARE, over that
-on one where it does as often as on all other nodes, is (BAD_SHARE / q)^n; a place is bad where that is above a million (Wald's
-sequential test, begun anew by whatever works). q is the larger of two shares, one of the last hours and one since the streak
-began, so that a file server that is away, whose clients fail everywhere, closes nothing. The work of one user and name
-counts once in a streak, so that neither a faulty array nor a job that is tried again makes one; it counts each time for q,
-which only makes the test more patient. A node and each of its GPUs have streaks of their own, so that one GPU that works
-beside a broken one hides nothing.
+Test. The likelihood of n failures in a row on a place on which work fails at once with the probability BAD_SHARE, over
+that on one where it does as often as on all other nodes, is (BAD_SHARE / q)^n; a place is bad where that is above a
+million (Wald's sequential test, begun anew by whatever works). q is the larger of two shares, one of the last hours and
+a standard error more, and one since the streak began, so that a file server that is away, whose clients fail
+everywhere, closes nothing. The work of one user and name counts once in a streak, so that neither a faulty array nor a
+job that is tried again makes one; it counts each time for q, which only makes the test more patient. A node and each of
+its GPUs have streaks of their own, so that one GPU that works beside a broken one hides nothing.
 
 Where work of more than one user has run, a streak of one user alone proves nothing: nobody closes a node to others.
 """
@@ -33,8 +33,8 @@ QUICK_S = 60.0
 BAD_SHARE = 0.95
 ODDS = 1e6
 _HALF_LIFE_S = 6 * 3600.0
-# Quick failures and ends that are presumed of other nodes.
-_PRIOR_FAILED, _PRIOR_ENDED = 1.0, 10.0
+# Quick failures and ends that are presumed of other nodes: where people try things out, a third fails at once.
+_PRIOR_FAILED, _PRIOR_ENDED = 3.0, 10.0
 _SHARE_LEAST, _SHARE_MOST = 0.02, 0.9
 _USERS_TOLD_APART = 2
 # More than any share asks for.
@@ -118,9 +118,11 @@ class FailureStreaks:
         )
 
     def estimate_share_elsewhere(self, node_name: str, streak: FailureStreak, now_ns: int) -> float:
-        """Returns the share of work that fails at once on all nodes but one, in the last hours or since a streak began."""
+        """Returns which share of work may fail at once on all nodes but one, in the last hours or since a streak began."""
         ends = self._count_elsewhere(node_name, now_ns)
-        share = (_PRIOR_FAILED + ends.recent_failed) / (_PRIOR_ENDED + ends.recent_ended)
+        known = _PRIOR_ENDED + ends.recent_ended
+        share = (_PRIOR_FAILED + ends.recent_failed) / known
+        share += math.sqrt(share * (1.0 - share) / known)
         # What is known from before is worth one end.
         since = (share + ends.failed - streak.failed_before) / (1.0 + ends.ended - streak.ended_before)
         return min(_SHARE_MOST, max(_SHARE_LEAST, share, since))
