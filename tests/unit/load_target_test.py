@@ -1,6 +1,8 @@
 """Services whose replicas follow a load: what is read, what is refused, and the whole loop without any profile."""
 
+import itertools
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,12 @@ from tests.builders.objectives import (
 )
 from tests.unit.objectives_services_test import rounds, standing
 
+from eelgrid_controller.objectives.services.autoscaler import (
+    AutoscalerTarget,
+    ScalingLimits,
+    on_window,
+    start_autoscaler,
+)
 from eelgrid_controller.objectives.services.service_metrics import LiveDistribution
 from eelgrid_controller.objectives.services.service_model import UNCORRECTED, LoadService
 from eelgrid_controller.server.grpc.overview import count_promises
@@ -112,6 +120,8 @@ def test_a_load_of_whole_replicas_needs_no_more():
         9,
         9,
     ]
+    # What a page says may be anything.
+    assert [service.needed_replicas(load, UNCORRECTED, 9) for load in (math.inf, math.nan, 1e308)] == [9, 9, 9]
 
 
 async def test_replicas_follow_tokens_without_a_profile_or_a_verdict():
@@ -198,3 +208,15 @@ def test_services_that_follow_a_load_count_as_no_objective():
     ]
     found = count_promises(ListPromisesResponse(services=tuple(rows)), ClusterState())
     assert (found.kept, found.at_risk, found.broken, found.unknown) == (1, 1, 0, 0)
+
+
+def test_whatever_pages_say_the_number_stays_within_its_bounds():
+    odd = [0.0, math.nan, math.inf, 1e308, -5.0, None]
+    for metric in [*LoadMetric][1:]:
+        promised = AutoscalerTarget(LoadService(metric, 5.0), ScalingLimits(most=8))
+        for arrived, waiting, growth, tokens, finished in itertools.product(odd, repeat=5):
+            window = build_metrics_window(
+                arrived, waiting=waiting, growth=growth, output_token_hz=tokens, finished_hz=finished, running=tokens
+            )
+            _, advice = on_window(promised, start_autoscaler(promised, 1), window, 100.0)
+            assert 1 <= advice.decision.replicas <= 8

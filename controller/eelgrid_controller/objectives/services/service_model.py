@@ -569,8 +569,10 @@ class LoadService:
     per_replica: float
 
     def needed_replicas(self, rate_hz: float, _known: SlownessFactor, most: int) -> int:
-        """The replicas that carry a load, `most` where more would."""
-        return min(most, math.ceil(rate_hz / self.per_replica * (1.0 - _ROUNDING)))
+        """The replicas that carry a load, `most` where more would, or where the load is no number."""
+        if not rate_hz < most * self.per_replica:
+            return most
+        return math.ceil(max(0.0, rate_hz) / self.per_replica * (1.0 - _ROUNDING))
 
     def is_hopeless(self, _known: SlownessFactor) -> bool:
         """Never: nothing is promised."""
