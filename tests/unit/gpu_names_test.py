@@ -166,6 +166,6 @@ def test_a_frontier_takes_any_name(tmp_path):
     service = "services:\n- {name: a, workload: w, rate_hz: 1.0, quantile: 0.95}\nfleet:\n"
     services.write_text(service + "  h100: 8\n  A100: {gpus: 2, idle_w: 50}\n")
     points.write_text("workload,gpu_model,throughput_hz\nw,NVIDIA H100 80GB HBM3,1\nw,A100,1\n")
-    _, fleet = read_services(services)
-    assert list(fleet) == [H100, "A100"]
-    assert [one.configuration.gpu_model for one in read_points(points, tuple(fleet))] == [H100, "A100"]
+    pools = read_services(services).pools
+    assert list(pools) == [H100, "A100"]
+    assert [one.configuration.gpu_model for one in read_points(points, tuple(pools))] == [H100, "A100"]

@@ -11,7 +11,7 @@ from heapq import merge
 from typing import Any
 
 from eelgrid_protos.plain_messages import from_plain, to_plain
-from eelgrid_protos.quantities import Identifier, Name, Nanoseconds
+from eelgrid_protos.quantities import Identifier, Nanoseconds, RequiredLabel
 
 # Sorts by falling priority, then by rising submission number.
 PendingTicket = tuple[int, int, str]
@@ -21,7 +21,7 @@ PendingTicket = tuple[int, int, str]
 class HeldQueue:
     """A queue for which capacity is held without a start since a moment, now for this workload."""
 
-    queue: Name
+    queue: RequiredLabel
     workload_id: Identifier
     since_ns: Nanoseconds
 
@@ -30,7 +30,7 @@ class HeldQueue:
 class BarredQueue:
     """A queue for which capacity was held in vain, and for which none is held until a moment."""
 
-    queue: Name
+    queue: RequiredLabel
     until_ns: Nanoseconds
 
 
