@@ -18,6 +18,8 @@ from tests.faults_front import WORK, FaultyFront
 from tests.faults_rig import Scene
 from tests.slow_disk import obstacle
 
+from eelgrid_protos.messages import Mobility, ProcessSpec
+
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus; Debian's package has it")
 whole = pytest.mark.skipif(not os.environ.get("EELGRID_REHEARSAL"), reason="minutes long: make test-observability")
 
@@ -67,6 +69,7 @@ IN_THE_CLUSTER = {
 }
 AT_THE_FRONT = {"EelgridFrontClusterSilent", "EelgridFrontWorkStuck", "EelgridIngestHasNoLeader"}
 WITH_A_SLOW_DISK = {"EelgridJournalLagging"}
+WITH_PROCESSES = {"EelgridNodeQuarantined"}
 # Of the controller's flushes: eighteen seconds in the time of the rules, and every stream goes on meanwhile.
 FLUSH_S = 0.3
 # One window in so many: between 6 and 14.4 times the allowance of 1 %, however many windows the rules look back on.
@@ -83,7 +86,7 @@ def names(scene):
 
 
 def test_every_alert_is_rehearsed_or_has_a_reason():
-    parts = (IN_THE_FLEET, IN_THE_CLUSTER, AT_THE_FRONT, WITH_A_SLOW_DISK, NOT_REHEARSED.keys())
+    parts = (IN_THE_FLEET, IN_THE_CLUSTER, AT_THE_FRONT, WITH_A_SLOW_DISK, WITH_PROCESSES, NOT_REHEARSED.keys())
     assert sorted(name for part in parts for name in part) == sorted(alert_names())
 
 
@@ -107,6 +110,31 @@ def test_a_lost_gpu_and_failing_memory_fire_and_nothing_else(tmp_path):
             awaited=(alert("EelgridGpuLost", gpu=uuids[0]), alert("EelgridGpuMemoryFailing", gpu=uuids[1])),
         )
         assert len(scene.rows) == 2
+
+
+def test_a_node_on_which_nothing_starts_fires_and_nothing_else(tmp_path):
+    """Jobs of a name of their own, of which nothing is known on the other node yet."""
+    root = ("--allow-root",) if os.geteuid() == 0 else ()
+    agents = [
+        (name, [{"product": product, "count": 1}], ("--run-processes", *root, "--state", str(tmp_path / name)))
+        for name, product in (("bad", "a10"), ("good", "t4"))
+    ]
+    with Scene(tmp_path, agents) as scene:
+
+        def begin():
+            for number in range(19):
+                key = f"fails-{number}"
+                process = ProcessSpec(argv=("false",), working_directory=str(tmp_path))
+                scene.submit(key, "A10", mobility=Mobility.FIXED, process=process)
+                scene.until(lambda key=key: "failed" in scene.cluster.eelctl("get", key).stdout, what="it fails")
+
+        scene.rehearse(
+            "nothing starts on a node",
+            begin,
+            lambda: scene.cluster.eelctl("uncordon", "bad"),
+            awaited=(alert("EelgridNodeQuarantined", change="quarantined"),),
+        )
+        assert len(scene.rows) == 1
 
 
 def rehearse_all(scene, rehearse, wanted):
