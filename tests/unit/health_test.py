@@ -134,6 +134,10 @@ def test_what_failed_on_a_device_without_a_fabric_did_not_fail_by_itself() -> No
     fabric.look(2.0)
     fabric.look(3.0)
     fault = "it was not registered with its NVSwitch fabric"
+    at_once = Fabric()
+    at_once.look(2.0)
+    # It started, and failed, before the next look.
+    assert at_once.health.find_fault("GPU-1", since_ns=1_500_000_000) == fault
     assert [fabric.health.find_fault("GPU-1", since_ns=second * 10**9) for second in (1, 2, 3)] == [fault, fault, ""]
 
 

@@ -9,8 +9,8 @@ from tests.builders.cluster import build_core, build_node, build_request
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.cordons import QUARANTINE_USER
-from eelgrid_controller.state.events import AttemptEnded, NodeCordoned
+from eelgrid_controller.state.engine_reports import ExternalUsage
+from eelgrid_controller.state.events import AttemptEnded, NodeCordoned, NodesRemoved
 from eelgrid_controller.state.failure_streaks import ODDS, FailureStreaks
 from eelgrid_protos.messages import (
     AttemptState,
@@ -74,8 +74,8 @@ class Jobs:
         for _ in range(count):
             self.end(self.begin(GOOD), ran_s=1, code=0)
 
-    def streak(self, place="bad"):
-        return self.core.state.interruptions.streaks.find(place)
+    def streak(self, node="bad"):
+        return self.core.state.interruptions.streaks.find(node)
 
 
 def test_a_node_on_which_nothing_starts_is_closed_and_the_next_job_goes_elsewhere():
@@ -84,7 +84,7 @@ def test_a_node_on_which_nothing_starts_is_closed_and_the_next_job_goes_elsewher
     # Nearly nothing fails at once elsewhere: the fourth is enough, at odds of 48 to 1 each.
     assert [jobs.fail() for _ in range(3)] == [[]] * 3
     (cordon,) = jobs.fail()
-    assert (cordon.node_name, cordon.gpu_uuids, cordon.user, cordon.drain) == ("bad", (), QUARANTINE_USER, None)
+    assert (cordon.node_name, cordon.gpu_uuids, cordon.is_quarantine, cordon.drain) == ("bad", (), True, None)
     assert cordon.reason == (
         "quarantine: 4 different jobs in a row failed here within 60 s of their start, and nothing else ran; elsewhere 2 % do"
     )
@@ -111,12 +111,12 @@ def test_where_nothing_is_known_of_other_nodes_it_takes_longer():
 
 
 def test_nobody_closes_a_node_to_others():
-    """Where two users have ever had work, failures of one alone prove nothing; one of the other's is enough then."""
+    """Where two users have ever had work, failures of one count for no more than those of all others together."""
     jobs = Jobs()
     jobs.run_elsewhere(200)
     jobs.end(jobs.begin(GOOD, user="bob"), code=0)
     assert [jobs.fail() for _ in range(30)] == [[]] * 30
-    assert len(jobs.fail(user="bob")) == 1
+    assert [len(jobs.fail(user=user)) for user in ("bob", "ann", "ann", "cid")] == [0, 0, 0, 1]
 
 
 def test_what_works_once_begins_anew():
@@ -159,6 +159,103 @@ def test_a_process_that_cannot_be_started_counts():
     jobs.run_elsewhere(200)
     known = {"code": None, "started_ns": 0, "reason": "cannot start: No such file or directory"}
     assert [len(jobs.fail(**known)) for _ in range(4)] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("code", "count"), [(126, 1), (127, 1), (1, 0)])
+def test_what_its_launcher_cannot_run_counts_and_other_ends_with_a_reason_do_not(code, count):
+    jobs = Jobs()
+    jobs.run_elsewhere(200)
+    cordons = [jobs.fail(code=code, reason="cannot enter /home/ann: No such file or directory") for _ in range(4)]
+    assert sum(map(len, cordons)) == count
+
+
+def test_what_ran_for_long_is_no_evidence_though_its_exit_code_is_unknown():
+    """As Ray tells of some jobs."""
+    jobs = Jobs()
+    jobs.run_elsewhere(200)
+    assert [jobs.fail(code=None, reason="failed in Ray", ran_s=120) for _ in range(6)] == [[]] * 6
+    assert [len(jobs.fail(code=None, reason="failed in Ray")) for _ in range(4)] == [0, 0, 0, 1]
+
+
+def tell_running(jobs, key):
+    workload = jobs.core.workload(key)
+    (place,) = workload.placements
+    status = AttemptStatus(
+        workload_id=key,
+        replica=0,
+        attempt=workload.attempt,
+        state=AttemptState.RUNNING,
+        started_ns=jobs.now_s * S,
+    )
+    jobs.core.record_attempts(place.node_name, (status,), now_ns=jobs.now_s * S)
+
+
+def test_where_a_job_runs_for_long_its_gpu_and_node_stay_open():
+    jobs = Jobs(gpus=3)
+    jobs.run_elsewhere(200)
+    for _ in range(2):
+        tell_running(jobs, jobs.begin())
+    jobs.now_s += 3600
+    cordons = [one for _ in range(4) for one in jobs.fail()]
+    (free,) = {gpu.uuid for gpu in jobs.core.state.nodes["bad"].inventory.gpus} - {
+        uuid for item in jobs.core.state.nodes["bad"].assignments.values() for uuid in item.gpu_uuids
+    }
+    assert [one.gpu_uuids for one in cordons] == [(free,)]
+    check_invariants(jobs.core.state)
+
+
+def test_all_gpus_of_a_node_are_closed_though_jobs_without_gpus_run_there():
+    jobs = Jobs(gpus=2)
+    jobs.run_elsewhere(200)
+    cordons, failed = [], 0
+    while len(cordons) < 2:
+        key = jobs.begin()
+        cordons += jobs.end(key)
+        failed += 1
+        assert failed <= 20
+        # A process without GPUs succeeds on the node, as far as its streak tells.
+        jobs.core.state.interruptions.streaks._streaks.pop(("bad", ""), None)
+    assert {len(one.gpu_uuids) for one in cordons} == {1}
+    late = build_request("late", models=(BAD,), process=PROCESS, mobility=Mobility.FIXED)
+    assert jobs.core.submit(late, now_ns=jobs.now_s * S).result.phase is WorkloadPhase.PENDING
+
+
+def test_a_gpu_that_came_to_another_node_begins_anew():
+    streaks = FailureStreaks()
+
+    def end(node, gpu, count, code):
+        for number in range(count):
+            status = AttemptStatus(
+                workload_id="w",
+                replica=0,
+                attempt=1,
+                state=AttemptState.ENDED,
+                exit_code=code,
+                started_ns=S,
+                ended_ns=2 * S,
+            )
+            workload = Workload(
+                workload_id="w",
+                spec=build_request("w", name=f"{node}-{gpu}-{number}").spec,
+                phase=WorkloadPhase.PLACED,
+                placements=(Placement(replica=0, node_name=node, gpu_uuids=(gpu,)),),
+                attempts=(status,),
+            )
+            streaks.observe(AttemptEnded(time_ns=2 * S, workload_id="w", status=status), {"w": workload})
+
+    end("b", "GPU-b", 20, 0)
+    end("a", "GPU-g", 1, 1)
+    end("a", "GPU-a", 18, 0)
+    end("b", "GPU-g", 1, 1)
+    assert streaks.find("b", "GPU-g").ended_before == 19
+    assert not streaks.is_bad("b", "GPU-g", now_ns=2 * S)
+    streaks.observe(NodesRemoved(time_ns=2 * S, node_names=("a", "b")), {})
+    twin = FailureStreaks.load(json.loads(json.dumps(streaks.dump())))
+    assert twin.dump() == streaks.dump()
+    assert set(streaks.dump()) == {"all", "users"}
+    end("b", "GPU-g", 3, 1)
+    assert len(streaks.find("b", "GPU-g").groups) == 3
+    assert not streaks.is_bad("b", now_ns=2 * S)
 
 
 def test_what_its_user_stops_is_no_evidence():
@@ -221,6 +318,19 @@ def test_the_only_node_and_more_than_a_tenth_of_the_nodes_are_not_closed():
     many = Jobs(others=1)
     many.core.cordon_node("good0", now_ns=many.now_s * S)
     assert [many.fail() for _ in range(20)] == [[]] * 20
+    engine = Jobs(others=1)
+    engine.core.update_external_usage("good0", ExternalUsage(closed="drained in Slurm"), now_ns=engine.now_s * S)
+    assert [engine.fail() for _ in range(20)] == [[]] * 20
+
+
+def test_a_cordon_of_somebody_who_is_called_as_the_controller_is_is_no_quarantine():
+    jobs = Jobs()
+    jobs.run_elsewhere(200)
+    jobs.core.cordon_node("good0", user="eelgrid", reason="fan", now_ns=jobs.now_s * S)
+    assert not jobs.core.state.nodes["good0"].cordon.is_quarantine
+    assert [len(jobs.fail()) for _ in range(4)] == [0, 0, 0, 1]
+    state = ClusterState.load(json.loads(json.dumps(jobs.core.state.dump())))
+    assert [state.nodes[name].cordon.is_quarantine for name in ("good0", "bad")] == [False, True]
 
 
 def test_an_operator_may_switch_it_off():
@@ -271,7 +381,7 @@ class Fleet:
             attempts=(status,),
         )
         self.streaks.observe(AttemptEnded(time_ns=self.now_ns, workload_id="w", status=status), {"w": workload})
-        return bool(list(self.streaks.list_bad_places(node, (f"{node}-gpu",), self.now_ns)))
+        return any(self.streaks.is_bad(node, uuid, now_ns=self.now_ns) for uuid in ("", f"{node}-gpu"))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 0.6, 0.95])

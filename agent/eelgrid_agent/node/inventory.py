@@ -306,7 +306,8 @@ class HealthMonitor:
         """Returns what ended the work on a device since a moment of the wall clock; empty if that was not the device."""
         if uuid in self._hung:
             return "a call to it did not return"
-        if self.needs_fabric and self._bare_last_ns.get(uuid, -1) >= since_ns:
+        is_bare = uuid in self._bare_pids or self._bare_last_ns.get(uuid, -1) >= since_ns
+        if self.needs_fabric and is_bare:
             return "it was not registered with its NVSwitch fabric"
         codes = (code for (of, code), at_ns in self.xid_last_ns.items() if of == uuid and at_ns >= since_ns)
         fatal = min(FATAL_XIDS.intersection(codes), default=None)

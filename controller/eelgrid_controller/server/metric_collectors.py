@@ -35,7 +35,6 @@ from eelgrid_controller.server.metrics.catalogue import (
     SERIES_MOST,
     build_family,
 )
-from eelgrid_controller.state.cordons import QUARANTINE_USER
 from eelgrid_controller.state.events import (
     AttemptEnded,
     AttemptStarted,
@@ -183,7 +182,7 @@ class FleetMetrics:
                 change = "preempted"
             elif isinstance(event, WorkloadEvicted) and event.is_node_fault:
                 change = "node_fault"
-            elif isinstance(event, NodeCordoned) and event.user == QUARANTINE_USER:
+            elif isinstance(event, NodeCordoned) and event.is_quarantine:
                 change = "quarantined"
             if change is not None:
                 self._changes[change] += 1

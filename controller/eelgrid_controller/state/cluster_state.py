@@ -36,7 +36,6 @@ from eelgrid_controller.state.attempts import (
     recover_attempts,
     return_to_queue,
 )
-from eelgrid_controller.state.cordons import OperatorCordon
 from eelgrid_controller.state.deadline_changes import DeadlineEvent, apply_deadline_event
 from eelgrid_controller.state.demand import Demand, PriceMarket
 from eelgrid_controller.state.events import (
@@ -606,10 +605,7 @@ class ClusterState:
 
     def _apply_cordon(self, event: NodeCordoned | NodeUncordoned) -> frozenset[str]:
         record = self._node(event.node_name)
-        cordon = None
-        if isinstance(event, NodeCordoned):
-            cordon = OperatorCordon(since_ns=event.time_ns, reason=event.reason, user=event.user, drain=event.drain)
-        record.set_cordon(event.gpu_uuids, cordon)
+        record.apply_cordon(event)
         self._note_drain(record)
         return frozenset((event.node_name,))
 

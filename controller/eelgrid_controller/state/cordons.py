@@ -13,9 +13,6 @@ from eelgrid_controller.state.journal import JournalSanitizer
 from eelgrid_protos.plain_messages import to_plain
 from eelgrid_protos.quantities import Label, Nanoseconds
 
-# As whom the controller cordons what it finds to be bad.
-QUARANTINE_USER = "eelgrid"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainTerms:
@@ -41,11 +38,8 @@ class OperatorCordon:
     reason: Label = ""
     user: Label = ""
     drain: DrainTerms | None = None
-
-    @property
-    def is_quarantine(self) -> bool:
-        """Returns whether the controller itself closed it (core.quarantine)."""
-        return self.user == QUARANTINE_USER
+    # The controller itself closed it (core.quarantine).
+    is_quarantine: bool = False
 
     def describe(self) -> str:
         """Returns who cordoned and why: `cordoned by ann: fan broken`."""

@@ -166,7 +166,7 @@ class GpuReturned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCordoned:
-    """An operator closed a node, or some of its GPUs, to new work; replaces what was said of them before.
+    """A node, or some of its GPUs, was closed to new work by an operator or in quarantine; replaces what was said of them.
 
     With `drain`, the controller empties them; without, a drain that was under way ends.
     """
@@ -177,6 +177,7 @@ class NodeCordoned:
     reason: Label = ""
     user: Label = ""
     drain: DrainTerms | None = None
+    is_quarantine: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,13 @@ everywhere, closes nothing. The work of one user and name counts once in a strea
 job that is tried again makes one; it counts each time for q, which only makes the test more patient. A node and each of
 its GPUs have streaks of their own, so that one GPU that works beside a broken one hides nothing.
 
-Where work of more than one user has run, a streak of one user alone proves nothing: nobody closes a node to others.
+Where work of more than one user has run, no user's failures count for more than those of all others together: nobody
+closes a node to others.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from copy import copy
 from typing import Any, NamedTuple, Self
 
@@ -39,6 +41,8 @@ _SHARE_LEAST, _SHARE_MOST = 0.02, 0.9
 _USERS_TOLD_APART = 2
 # More than any share asks for.
 _GROUPS_MOST = 300
+# As a shell, and the agent's launcher, tell that a command cannot be executed, or its folder not be entered.
+_CANNOT_EXECUTE = (126, 127)
 
 
 class FailureStreak(NamedTuple):
@@ -47,6 +51,12 @@ class FailureStreak(NamedTuple):
     groups: tuple[tuple[str, str], ...] = ()  # users and names
     failed_before: int = 0
     ended_before: int = 0
+
+    def count_groups(self, *, of_many_users: bool) -> int:
+        """Returns how many failures count: of many users those of no user more often than those of all others."""
+        found = len(self.groups)
+        most = max(Counter(user for user, _ in self.groups).values(), default=0)
+        return min(found, 2 * (found - most)) if of_many_users else found
 
 
 class _Ends(NamedTuple):
@@ -80,10 +90,11 @@ def has_failed_at_once(workload: Workload, status: AttemptStatus) -> bool:
     failed = [one for one in workload.attempts if one.is_over and not one.is_success]
     if workload.stopping_ns or len(failed) > 1:
         return False
-    has_begun = status.exit_code is not None or status.signal > 0
-    if not has_begun:
-        return True
-    return not status.reason and status.ended_ns - status.started_ns <= QUICK_S * _NS
+    has_begun = status.signal > 0 or status.exit_code not in (None, *_CANNOT_EXECUTE)
+    if has_begun and status.reason:
+        # A time limit, or what another engine did.
+        return False
+    return not status.started_ns or status.ended_ns - status.started_ns <= QUICK_S * _NS
 
 
 def shows_place_works(status: AttemptStatus) -> bool:
@@ -96,16 +107,16 @@ class FailureStreaks:
     """The part of the state that learns where work fails at once."""
 
     def __init__(self) -> None:
-        # By node name, or by UUID of a GPU.
-        self._streaks: dict[str, FailureStreak] = {}
+        # By node name and UUID of a GPU, which is empty for the node itself.
+        self._streaks: dict[tuple[str, str], FailureStreak] = {}
         self._by_node: dict[str, _Ends] = {}
         self._all = _Ends(0)
         # The first two users whose work has ended here.
         self._users: tuple[str, ...] = ()
 
-    def find(self, place: str) -> FailureStreak:
-        """Returns the streak of a node or GPU; an empty one if what ran there last has worked."""
-        return self._streaks.get(place, _NO_STREAK)
+    def find(self, node_name: str, gpu_uuid: str = "") -> FailureStreak:
+        """Returns the streak of a node or a GPU of it; an empty one if what ran there last has worked."""
+        return self._streaks.get((node_name, gpu_uuid), _NO_STREAK)
 
     def _count_elsewhere(self, node_name: str, now_ns: int) -> _Ends:
         every, own = self._all.advance(now_ns), self._by_node.get(node_name, _Ends(now_ns)).advance(now_ns)
@@ -124,21 +135,16 @@ class FailureStreaks:
         share = (_PRIOR_FAILED + ends.recent_failed) / known
         share += math.sqrt(share * (1.0 - share) / known)
         # What is known from before is worth one end.
-        since = (share + ends.failed - streak.failed_before) / (1.0 + ends.ended - streak.ended_before)
+        failed, ended = max(0, ends.failed - streak.failed_before), max(0, ends.ended - streak.ended_before)
+        since = (share + failed) / (1.0 + ended)
         return min(_SHARE_MOST, max(_SHARE_LEAST, share, since))
 
-    def list_bad_places(self, node_name: str, gpu_uuids: tuple[str, ...], now_ns: int) -> Iterator[str]:
-        """Yields the node if the evidence against it suffices, else those of its GPUs against which it does."""
-        if self._is_bad(node_name, self.find(node_name), now_ns):
-            yield node_name
-            return
-        yield from (uuid for uuid in gpu_uuids if self._is_bad(node_name, self.find(uuid), now_ns))
-
-    def _is_bad(self, node_name: str, streak: FailureStreak, now_ns: int) -> bool:
-        if len({user for user, _ in streak.groups}) < len(self._users):
-            return False
+    def is_bad(self, node_name: str, gpu_uuid: str = "", *, now_ns: int) -> bool:
+        """Returns whether the evidence against a node, or a GPU of it, suffices."""
+        streak = self.find(node_name, gpu_uuid)
         share = self.estimate_share_elsewhere(node_name, streak, now_ns)
-        return len(streak.groups) * math.log(BAD_SHARE / share) >= math.log(ODDS)
+        count = streak.count_groups(of_many_users=len(self._users) >= _USERS_TOLD_APART)
+        return count * math.log(BAD_SHARE / share) >= math.log(ODDS)
 
     def observe(self, event: Event, workloads: Mapping[str, Workload]) -> None:
         """Follows an event that was applied to these."""
@@ -146,12 +152,12 @@ class FailureStreaks:
             case AttemptEnded():
                 self._observe_end(event, workloads[event.workload_id])
             case NodeCordoned() | NodeUncordoned():
-                for place in event.gpu_uuids or (event.node_name,):
-                    self._streaks.pop(place, None)
+                for uuid in event.gpu_uuids or ("",):
+                    self._streaks.pop((event.node_name, uuid), None)
             case NodesRemoved():
-                for name in event.node_names:
-                    self._streaks.pop(name, None)
-                    self._by_node.pop(name, None)
+                gone = frozenset(event.node_names)
+                self._streaks = {key: one for key, one in self._streaks.items() if key[0] not in gone}
+                self._by_node = {name: ends for name, ends in self._by_node.items() if name not in gone}
 
     def _observe_end(self, event: AttemptEnded, workload: Workload) -> None:
         status, now_ns = event.status, event.time_ns
@@ -167,7 +173,7 @@ class FailureStreaks:
         if len(self._users) < _USERS_TOLD_APART and user not in self._users:
             self._users = (*self._users, user)
         group = user, workload.spec.name
-        for key in (place.node_name, *place.gpu_uuids):
+        for key in ((place.node_name, uuid) for uuid in ("", *place.gpu_uuids)):
             if not has_failed:
                 self._streaks.pop(key, None)
                 continue
@@ -185,11 +191,11 @@ class FailureStreaks:
         """Dumps everything as plain JSON values; empty without any."""
         found: dict[str, Any] = {
             "streaks": [
-                [key, [*map(list, one.groups)], one.failed_before, one.ended_before]
+                [*key, [*map(list, one.groups)], one.failed_before, one.ended_before]
                 for key, one in sorted(self._streaks.items())
             ],
             "nodes": [[name, *ends] for name, ends in sorted(self._by_node.items())],
-            "all": list(self._all) if self._by_node else [],
+            "all": list(self._all) if self._all.ended else [],
             "users": list(self._users),
         }
         return {name: rows for name, rows in found.items() if rows}
@@ -198,8 +204,8 @@ class FailureStreaks:
     def load(cls, plain: Mapping[str, Any]) -> Self:
         """Loads this part from a checkpoint."""
         found = cls()
-        for key, groups, *before in plain.get("streaks", ()):
-            found._streaks[key] = FailureStreak(tuple((user, name) for user, name in groups), *before)
+        for name, uuid, groups, *before in plain.get("streaks", ()):
+            found._streaks[name, uuid] = FailureStreak(tuple((user, job) for user, job in groups), *before)
         found._by_node = {name: _Ends(*ends) for name, *ends in plain.get("nodes", ())}
         found._all, found._users = _Ends(*plain.get("all", (0,))), tuple(plain.get("users", ()))
         return found

@@ -25,7 +25,9 @@ from eelgrid_controller.state.engine_reports import NO_EXTERNAL_USAGE, ExternalU
 from eelgrid_controller.state.events import (
     DevicesCorrected,
     Event,
+    NodeCordoned,
     NodeJoined,
+    NodeUncordoned,
     PartitionsPlanned,
     WorkloadCancelled,
     WorkloadCompleted,
@@ -251,6 +253,19 @@ class NodeRecord:
             if isinstance(event, NodeAhead)
             else None
         )
+
+    def apply_cordon(self, event: NodeCordoned | NodeUncordoned) -> None:
+        """Closes what was closed to new work, or opens it."""
+        cordon = None
+        if isinstance(event, NodeCordoned):
+            cordon = OperatorCordon(
+                since_ns=event.time_ns,
+                reason=event.reason,
+                user=event.user,
+                drain=event.drain,
+                is_quarantine=event.is_quarantine,
+            )
+        self.set_cordon(event.gpu_uuids, cordon)
 
     def set_cordon(self, gpu_uuids: Collection[str], cordon: OperatorCordon | None) -> None:
         """Sets or lifts the operator's cordon of some GPUs, of the node if none are named; it begins when it first did."""
