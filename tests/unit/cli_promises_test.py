@@ -17,6 +17,7 @@ from eelgrid_protos.messages import (
     ListPromisesResponse,
     LoadMetric,
     LoadTarget,
+    NodeState,
     Placement,
     PowerBudget,
     ServiceStatus,
@@ -294,6 +295,31 @@ def test_the_frontier_of_the_running_fleet_has_its_training_jobs(eelctl, fake, t
     # It may do 5 % less at 60 W, so that it does: at 9.8 units a second for nearly all of the time.
     (job,) = (one for one in row["instances"] if one["service"] == "train")
     assert (job["gpus"], job["instances"]) == (2, 1)
+
+
+@pytest.mark.usefixtures("some_work")
+@pytest.mark.parametrize("why", ["slices alone", "its node is lost", "a deadline"])
+def test_the_running_frontier_leaves_out_a_job_that_it_cannot_plan(eelctl, fake, tmp_path, why):
+    profile = "1g.10gb" if why == "slices alone" else ""
+    lines = f"job/train,T4,1,1,10,130,,,{profile}\nchat,T4,1,8,20,70,0.3,0.4,\n"
+    titles = "workload,gpu_model,gpus,batch,throughput_hz,power_w,latency_p50_s,latency_p95_s,mig_profile\n"
+    (tmp_path / "points.csv").write_text(titles + lines)
+    eelctl("profile", "import", str(tmp_path / "points.csv"))
+    near, far = a_node("near", gpus=2), a_node("far", gpus=1)
+    far = replace(far, state=NodeState.LOST) if why == "its node is lost" else far
+    for key, node in (("chat", near), ("train", far)):
+        place = Placement(replica=0, node_name=node.inventory.node_name, gpu_uuids=(node.inventory.gpus[0].uuid,))
+        fake.workloads[key] = replace(fake.workloads[key], phase=WorkloadPhase.PLACED, placements=(place,))
+    if why == "a deadline":
+        spec, begun_ns = fake.workloads["train"].spec, fake.workloads["train"].placed_ns
+        due = replace(spec.training, slowdown_most=None, work=400.0, deadline_ns=begun_ns + 100 * 10**9)
+        fake.workloads["train"] = replace(fake.workloads["train"], spec=replace(spec, training=due))
+    fake.nodes = [near, far]
+    found = json.loads(eelctl("-o", "json", "frontier", "--running").stdout)
+    assert found.get("training_hz", 0.0) == pytest.approx(4.0 if why == "a deadline" else 0.0)
+    assert {one["service"] for one in found["rows"][0]["instances"]} == {"chat"} | (
+        {"train"} if why == "a deadline" else set()
+    )
 
 
 @pytest.mark.usefixtures("some_work")

@@ -6,6 +6,7 @@ from eelgrid_controller.profiles.points import Configuration, InvalidServingValu
 from eelgrid_controller.whatif.frontier import (
     FrontierPool,
     FrontierService,
+    FrontierTraining,
     RowCost,
     balanced_row,
     compute_frontier,
@@ -19,6 +20,23 @@ def a_point(workload="w", model="a", *, hz=10.0, watts=200.0, latency_s=0.1, qua
 
 FLEET = {"a": FrontierPool(4, 50.0)}
 ONE = (FrontierService("s", "w", 20.0, 0.95),)
+
+
+@pytest.mark.parametrize("way", [{"clock_mhz": 1200}, {"label": "tp8"}, {"processes": 2}])
+def test_one_job_that_runs_is_one_instance_however_often_it_was_measured(way):
+    points = [
+        a_point(),
+        a_point("job", gpus=8, watts=5600.0),
+        a_point("job", gpus=8, hz=9.8, watts=4000.0, power_limit_w=500.0),
+        a_point("job", gpus=8, hz=6.0, watts=2200.0, **way),
+    ]
+    training = (FrontierTraining("j", "job", 9.6, ("a", 8)),)
+    found = compute_frontier(points, ONE, {"a": FrontierPool(24, 50.0)}, training=training)
+    (row,) = found.rows
+    assert row.plan.gpus == {"a": 10}
+    assert row.training_factor == pytest.approx(10.0 / 9.6)
+    # Its limit is between the two at which it was measured.
+    assert 400.0 + 3000.0 < row.plan.serving_w < 400.0 + 4000.0
 
 
 def test_counted_by_hand():

@@ -55,9 +55,13 @@ def test_a_service_is_read_whole():
 
 def test_a_service_may_follow_a_load_without_a_profile():
     metrics = {"server": "vllm", "port": 8000}
-    found = read(objectives=[], profile="", loadTarget={"metric": "Tokens", "perReplica": "2.5k"}, metrics=metrics)
+    follows = {"objectives": [], "profile": "", "requestsPerSecond": None}
+    found = read(loadTarget={"metric": "Tokens", "perReplica": "2.5k"}, metrics=metrics, **follows)
     assert found.promise.load_target == LoadTarget(metric=LoadMetric.TOKENS, per_replica=2500.0)
     assert (found.promise.profile, found.promise.objectives) == ("", ())
+    metrics = {"server": "generic", "port": 1, "latencyHistogram": "app_seconds", "waitingGauge": "app_inside"}
+    found = read(loadTarget={"metric": "InFlight", "perReplica": 8}, metrics=metrics, **follows)
+    assert found.promise.metrics.waiting_gauge == "app_inside"
 
 
 @pytest.mark.parametrize(
@@ -76,14 +80,31 @@ def test_a_service_may_follow_a_load_without_a_profile():
             {
                 "objectives": [],
                 "profile": "",
+                "loadTarget": {"metric": "InFlight", "perReplica": 1},
+                "requestsPerSecond": None,
+                "metrics": {"server": "generic", "port": 1, "latencyHistogram": "app_seconds"},
+            },
+            "PromiseNotKept",
+            "spec.metrics.waitingGauge",
+        ),
+        (
+            {"objectives": [], "profile": "", "loadTarget": {"metric": "Requests", "perReplica": 1}},
+            "PromiseNotKept",
+            "spec.requestsPerSecond",
+        ),
+        (
+            {
+                "objectives": [],
+                "profile": "",
                 "loadTarget": {"metric": "Tokens", "perReplica": 1},
+                "requestsPerSecond": None,
                 "metrics": {"server": "triton", "port": 1},
             },
             "PromiseNotKept",
             "spec.loadTarget.metric",
         ),
         (
-            {"objectives": [], "loadTarget": {"metric": "Requests", "perReplica": 0}},
+            {"objectives": [], "loadTarget": {"metric": "Requests", "perReplica": 0}, "requestsPerSecond": None},
             "PromiseNotKept",
             "spec.loadTarget.perReplica",
         ),

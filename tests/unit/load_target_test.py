@@ -60,6 +60,12 @@ def build_follower(key="s", *promise, request=None, **fields):
         (lambda: follow("TOKENS", 1.0, metrics=None), "metrics"),
         (lambda: follow("TOKENS", 1.0, metrics=GENERIC), "load_target.metric"),
         (lambda: follow("IN_FLIGHT", 1.0, metrics=GENERIC), "metrics.waiting_gauge"),
+        (lambda: follow("IN_FLIGHT", 1.0, metrics=replace(VLLM, server=MetricsServer.TRITON)), "load_target.metric"),
+        (
+            lambda: follow("REQUESTS", 1.0, metrics=replace(GENERIC, latency_histogram="", work_counter="steps_total")),
+            "metrics.latency_histogram",
+        ),
+        (lambda: follow("TOKENS", 1.0, rate_hz=2.0), "rate_hz"),
         (lambda: follow("TOKENS", 1.0, profile="llm"), "profile"),
         (lambda: follow("TOKENS", 1.0, slices=True), "slices"),
         (lambda: follow("TOKENS", 1.0, objectives=build_service("s").spec.service.objectives), "objectives"),
@@ -99,7 +105,14 @@ def test_the_journal_has_a_load_target_only_where_there_is_one():
         ("TOKENS", {"output_token_hz": 1200.0}, 1200.0, 100.0),
         ("TOKENS", {"output_token_hz": 1200.0, "growth": 60.0}, 1400.0, 100.0),
         ("TOKENS", {"output_token_hz": 1200.0, "growth": -60.0}, 1200.0, 100.0),
-        ("TOKENS", {"output_token_hz": 1200.0, "finished_hz": 0.0, "growth": 60.0}, 1200.0, 0.0),
+        # A burst of long answers: one has finished, 49 go on, and 20 came to wait.
+        (
+            "TOKENS",
+            {"output_token_hz": 3000.0, "finished_hz": 1 / 15, "seconds": 15.0, "running": 49.0, "growth": 20.0},
+            4200.0,
+            900.0,
+        ),
+        ("TOKENS", {"output_token_hz": 0.0, "finished_hz": 0.0, "running": None, "growth": 60.0}, 0.0, 0.0),
         ("TOKENS", {"output_token_hz": None}, None, None),
     ],
 )
@@ -108,6 +121,16 @@ def test_a_window_says_what_there_is_to_carry(metric, window, amount, of_waiting
     assert (None if load is None else (load.amount, load.of_waiting)) == (
         None if amount is None else (amount, of_waiting)
     )
+
+
+def test_what_its_owner_says_of_an_answer_counts_until_enough_have_finished():
+    service = LoadService(LoadMetric.TOKENS, 5.0, output_tokens=2000.0)
+    few = build_metrics_window(1 / 15, seconds=15.0, output_token_hz=3000.0, running=49.0, growth=20.0)
+    many = build_metrics_window(2.0, seconds=15.0, output_token_hz=3000.0, growth=15.0)
+    assert [service.read_load(window)[:2] for window in (few, many)] == [
+        (pytest.approx(3000.0 + 2000.0 * 20 / 15), 2000.0),
+        (pytest.approx(4500.0), 1500.0),
+    ]
 
 
 def test_a_load_of_whole_replicas_needs_no_more():

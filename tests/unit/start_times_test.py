@@ -13,6 +13,7 @@ from eelgrid_controller.objectives.start_times import StartTime, StartTimes, fin
 from eelgrid_controller.runtime.sqlite_journal import open_journal
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.measurements import MeasuredStart, ReplicaStarts
+from eelgrid_protos.faults import ResourceExhausted
 from eelgrid_protos.messages import ModelData, Placement, Workload, WorkloadPhase
 
 BEGIN_S = 1_700_000_000.0
@@ -234,6 +235,25 @@ async def test_what_was_measured_is_kept_over_a_restart_as_long_as_the_service_l
             # A start that was measured while its service ended is no event.
             late = MeasuredStart(workload_id="s", had_model_data=False, least_s=1.0, most_s=2.0)
             assert await world.loop.record_measurements((), (late,)) == 0
+
+
+async def test_a_start_that_the_core_refuses_is_told_again(monkeypatch):
+    async with run_objectives() as world:
+        refused, record = [], world.loop.record_measurements
+
+        async def refuse(points, starts=()):
+            if starts and len(refused) < 3:
+                refused.append(starts)
+                raise ResourceExhausted("full")
+            return await record(points, starts)
+
+        monkeypatch.setattr(world.loop, "record_measurements", refuse)
+        await ready(world, build_service("s", replicas_most=8))
+        await rounds(world, 2, 5.0)
+        await rounds(world, 8, 90.0, missing=range(1, 8))
+        await rounds(world, 8, 90.0)
+        assert len(refused) == 3
+        assert world.loop.core.state.starts.get("s")
 
 
 async def rounds_of(world, count, rate_hz, **changes):

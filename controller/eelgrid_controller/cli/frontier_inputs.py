@@ -241,30 +241,41 @@ def _running_service(workload: Workload, arrived_hz: float | None, factor: float
 def _running_job(
     workload: Workload, points: Mapping[str, Sequence[Point]], models: Mapping[str, str]
 ) -> FrontierTraining | None:
-    """Returns a training job at the least rate that its promise allows; None if nothing of it was measured on its GPUs."""
+    """Returns a training job at the least rate that its promise allows; None if nothing of it was measured on its GPUs.
+
+    models: of the GPUs that are ready.
+    """
     promise = workload.spec.training
     uuids = [uuid for place in workload.placements for uuid in place.gpu_uuids]
     on = {models.get(uuid, "") for uuid in uuids}
-    if promise is None or len(on) != 1:
+    if promise is None or len(on) != 1 or "" in on:
         return None
     runs_on = next(iter(on)), len(uuids)
     for profile in (make_job_profile_name(workload.workload_id), promise.profile):
         rates_hz = [
             one.throughput_hz
             for one in points.get(profile, ())
-            if (one.configuration.gpu_model, one.configuration.gpus) == runs_on and one.power_w is not None
+            if (one.configuration.gpu_model, one.configuration.gpus) == runs_on
+            and not one.configuration.mig_profile
+            and one.power_w is not None
         ]
         if rates_hz:
             rate_hz = max(rates_hz) / (1.0 + (promise.slowdown_most or 0.0))
+            if promise.deadline_ns > workload.placed_ns:
+                rate_hz = min(rate_hz, promise.work * 1e9 / (promise.deadline_ns - workload.placed_ns))
             return FrontierTraining(workload.workload_id, profile, rate_hz, runs_on)
     return None
+
+
+def _is_ready(gpu: GpuStatus) -> bool:
+    return gpu.node_state is NodeState.READY and not gpu.gpu.lost
 
 
 def _fleet(gpus: list[GpuStatus], services: set[str]) -> Mapping[str, FrontierPool]:
     """Returns by model the GPUs that are ready, and free or held by these services and jobs."""
     power, counts, idle_w = PriorPowerModel(load_catalogue()), Counter[str](), dict[str, float]()
     for one in gpus:
-        if one.node_state is NodeState.READY and not one.gpu.lost and set(one.workload_ids) <= services:
+        if _is_ready(one) and set(one.workload_ids) <= services:
             counts[one.gpu.model] += 1
             idle_w[one.gpu.model] = power.gpu(one.gpu).idle_w
     return {model: FrontierPool(count, idle_w[model]) for model, count in counts.items()}
@@ -295,11 +306,13 @@ def read_running_fleet(
             "submit one with objectives and rate_hz: docs/how-to/promises.md",
         )
     gpus = list(iterate_pages(client.list_gpus, ListGpusRequest(), "gpus", timeout_s=timeout_s))
-    models = {one.gpu.uuid: one.gpu.model for one in gpus}
+    models = {one.gpu.uuid: one.gpu.model for one in gpus if _is_ready(one)}
     by_profile: dict[str, list[Point]] = {}
     for point in points:
         by_profile.setdefault(point.workload, []).append(point)
     jobs = [_running_job(one, by_profile, models) for one in workloads]
     training = tuple(job for job in jobs if job is not None)
-    ids = {service.name for service in services} | {job.name for job in training}
-    return points, DescribedFleet(services, training, _fleet(gpus, ids))
+    fleet = _fleet(gpus, {service.name for service in services} | {job.name for job in training})
+    # One that shares its GPUs with what is not counted has none here.
+    training = tuple(job for job in training if job.runs_on is not None and job.runs_on[0] in fleet)
+    return points, DescribedFleet(services, training, fleet)

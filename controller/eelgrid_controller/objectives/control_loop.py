@@ -323,6 +323,7 @@ class ControlLoop:
         self._room = RoomTimes()
         self._unsteered: dict[str, str] = {}  # as logged
         self._read_w: dict[str, float] = {}  # limits above the journal's, as told last
+        self._untold_starts: tuple[MeasuredStart, ...] = ()  # which the core has refused
         self._left_out = 0  # promised workloads that are too many
         self._worked = worked
         self._meter = BudgetMeter()
@@ -573,15 +574,24 @@ class ControlLoop:
 
     async def _record(self, points: Sequence[MeasuredPoint], starts: Sequence[MeasuredStart] = ()) -> None:
         most = POINTS_A_CALL_MOST
-        for first in range(0, max(len(points), len(starts)), most):
-            some, begun = points[first : first + most], starts[first : first + most]
-            try:
-                recorded = await self._loop.record_measurements(some, begun)
-            except Exception as error:  # noqa: BLE001  # what was not learned is learned again
-                self._log_refusal("record", "points=%s recorded=%d refused=%s", str(len(some)), 0, error)
-                continue
-            self.counts.done["record"] += 1
-            self._log.info("points=%d starts=%d recorded=%d source=telemetry", len(some), len(begun), recorded)
+        for first in range(0, len(points), most):
+            # What was not learned is learned again.
+            await self._record_some(points[first : first + most], ())
+        # A start is measured once: what is refused is told again in the next turn.
+        self._untold_starts = (*self._untold_starts, *starts)[-most:]
+        if self._untold_starts and await self._record_some((), self._untold_starts):
+            self._untold_starts = ()
+
+    async def _record_some(self, points: Sequence[MeasuredPoint], starts: Sequence[MeasuredStart]) -> bool:
+        """Returns whether the core took them."""
+        try:
+            recorded = await self._loop.record_measurements(points, starts)
+        except Exception as error:  # noqa: BLE001  # one command's fault stops no other
+            self._log_refusal("record", "points=%s recorded=%d refused=%s", str(len(points)), 0, error)
+            return False
+        self.counts.done["record"] += 1
+        self._log.info("points=%d starts=%d recorded=%d source=telemetry", len(points), len(starts), recorded)
+        return True
 
     async def _record_progress(self, name: str, progress: ProgressReading) -> None:
         """Tells the core how far a job with an elastic deadline is."""

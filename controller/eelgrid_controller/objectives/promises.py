@@ -172,7 +172,8 @@ def service_target(
     if promise.load_target is not None:
         target = promise.load_target
         return AutoscalerTarget(
-            LoadService(target.metric, target.per_replica), scaling_limits(promise, settings, bounds)
+            LoadService(target.metric, target.per_replica, promise.output_tokens),
+            scaling_limits(promise, settings, bounds),
         )
     if not points:
         return f"profile {promise.profile} has no points; measure it and run eelctl profile import"

@@ -7,7 +7,7 @@ beside services that keep an objective the fleet does so much work for them, at 
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -231,9 +231,18 @@ def _flaw(point: Point, asked: set[str], fleet: Mapping[str, FrontierPool]) -> s
     return None
 
 
-def _can_run(job: FrontierTraining, point: Point) -> bool:
-    running = point.configuration
-    return job.runs_on is None or (running.gpu_model, running.gpus) == job.runs_on
+def _select_training_points(job: FrontierTraining, points: Iterable[Point]) -> tuple[Point, ...]:
+    """The points at which training can run: of a job that runs, in its fastest way, at all limits of its power."""
+    mine = [point for point in points if point.workload == job.workload]
+    if job.runs_on is None:
+        return tuple(mine)
+    mine = [one for one in mine if (one.configuration.gpu_model, one.configuration.gpus) == job.runs_on]
+    fastest = max(mine, key=lambda one: one.throughput_hz, default=None)
+    return tuple(one for one in mine if fastest is not None and _way(one) == _way(fastest))
+
+
+def _way(point: Point) -> tuple[int, int | None, str]:
+    return point.configuration.processes, point.configuration.clock_mhz, point.configuration.label
 
 
 def select_usable_points(
@@ -273,7 +282,7 @@ def select_usable_points(
         found.append(timed)
     trained = []
     for job in training:
-        trained.append(tuple(point for point in sound if point.workload == job.workload and _can_run(job, point)))
+        trained.append(_select_training_points(job, sound))
         if not trained[-1]:
             raise NoFeasibleConfiguration(
                 f"training {job.name}",

@@ -158,7 +158,7 @@ class ServicePromise:
             yield Violation("replicas_least", f"is {self.replicas_least} with slices", "leave it 1: the planner counts")
 
     def _load_violations(self, target: LoadTarget) -> Iterator[Violation]:
-        for name in ("objectives", "profile", "slices"):
+        for name in ("objectives", "profile", "slices", "rate_hz"):
             if getattr(self, name):
                 yield Violation(name, "is given beside load_target", "give objectives with a profile, or load_target")
         server = MetricsServer.UNSPECIFIED if self.metrics is None else self.metrics.server
@@ -171,12 +171,19 @@ class ServicePromise:
                 f"is tokens, which {server.name.lower()} does not tell ({told} do)",
                 "choose requests or in_flight",
             )
-        elif (
-            target.metric is LoadMetric.IN_FLIGHT and server is MetricsServer.GENERIC and not self.metrics.waiting_gauge
-        ):
+        elif target.metric is LoadMetric.IN_FLIGHT and server is MetricsServer.TRITON:
             yield Violation(
-                "metrics.waiting_gauge", "is empty", "name the gauge of requests inside, or choose requests"
+                "load_target.metric", "is in_flight, of which triton tells what waits alone", "choose requests"
             )
+        elif server is MetricsServer.GENERIC:
+            yield from _generic_violations(target, self.metrics)
+
+
+def _generic_violations(target: LoadTarget, metrics: MetricsSource) -> Iterator[Violation]:
+    if target.metric is LoadMetric.IN_FLIGHT and not metrics.waiting_gauge:
+        yield Violation("metrics.waiting_gauge", "is empty", "name the gauge of requests inside, or choose requests")
+    if target.metric is LoadMetric.REQUESTS and not metrics.latency_histogram:
+        yield Violation("metrics.latency_histogram", "is empty", "name the histogram that counts the requests")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

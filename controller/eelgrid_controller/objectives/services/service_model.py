@@ -559,6 +559,8 @@ class ObservedLoad(NamedTuple):
 
 
 _SEEN_QUANTILE = 0.95
+# The tokens of fewer answers say little of the next, and those of answers that go on count as theirs.
+_FINISHED_LEAST = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,6 +569,8 @@ class LoadService:
 
     metric: LoadMetric
     per_replica: float
+    # Of a usual answer, as its owner says; 0 if that is unknown.
+    output_tokens: float = 0.0
 
     def needed_replicas(self, rate_hz: float, _known: SlownessFactor, most: int) -> int:
         """The replicas that carry a load, `most` where more would, or where the load is no number."""
@@ -603,7 +607,8 @@ class LoadService:
         """The load of a window.
 
         Replicas that are full give no more tokens, however many requests come: so tokens are those that were given, and
-        those that requests which came to wait would be given, each as many as the others.
+        those that requests which came to wait would be given, each as many as the others. Where too few have finished to
+        say how many that is, as at the start of a burst, it is what their owner says, or what those inside have got by now.
         """
         unit = self.metric.unit
         if self.metric is LoadMetric.IN_FLIGHT:
@@ -613,7 +618,11 @@ class LoadService:
             return None if window.arrived_hz is None else ObservedLoad(window.arrived_hz, 1.0, unit)
         if window.output_token_hz is None:
             return None
-        each = window.output_token_hz / window.finished_hz if window.finished_hz else 0.0
+        given, finished = window.output_token_hz * window.seconds, (window.finished_hz or 0.0) * window.seconds
+        if finished >= _FINISHED_LEAST:
+            each = given / finished
+        else:
+            each = self.output_tokens or given / max(1.0, finished + (window.running or 0.0))
         waiting_hz = max(0.0, window.waiting_growth or 0.0) / window.seconds
         return ObservedLoad(window.output_token_hz + each * waiting_hz, each, unit)
 

@@ -211,6 +211,7 @@ def _promise(found: Mapping[str, Any], spec: Mapping[str, Any]) -> ServicePromis
             url=f"{metrics.get('scheme') or 'http'}://{{replica}}.{metadata['name']}.{metadata['namespace']}"
             f":{metrics['port']}{metrics.get('path') or '/metrics'}",
             latency_histogram=str(metrics.get("latencyHistogram") or ""),
+            waiting_gauge=str(metrics.get("waitingGauge") or ""),
         ),
     )
 
@@ -242,6 +243,8 @@ def _field(field: str) -> str:
         "load_target": "spec.loadTarget",
         "load_target.metric": "spec.loadTarget.metric",
         "load_target.per_replica": "spec.loadTarget.perReplica",
+        "metrics.latency_histogram": "spec.metrics.latencyHistogram",
+        "metrics.waiting_gauge": "spec.metrics.waitingGauge",
     }
     return shown.get(field.partition("[")[0], f"spec.{field}")
 
