@@ -10,7 +10,7 @@ from tests.state_invariants import check_invariants
 
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import ExternalUsage
-from eelgrid_controller.state.events import AttemptEnded, NodeCordoned, NodesRemoved
+from eelgrid_controller.state.events import AttemptEnded, NodeCordoned, NodesRemoved, event_to_plain
 from eelgrid_controller.state.failure_streaks import ODDS, FailureStreaks
 from eelgrid_protos.messages import (
     AttemptState,
@@ -328,6 +328,8 @@ def test_a_cordon_of_somebody_who_is_called_as_the_controller_is_is_no_quarantin
     jobs.run_elsewhere(200)
     jobs.core.cordon_node("good0", user="eelgrid", reason="fan", now_ns=jobs.now_s * S)
     assert not jobs.core.state.nodes["good0"].cordon.is_quarantine
+    # What an operator closes, earlier versions can read.
+    assert "is_quarantine" not in event_to_plain(NodeCordoned(time_ns=1, node_name="good0"))[1]
     assert [len(jobs.fail()) for _ in range(4)] == [0, 0, 0, 1]
     state = ClusterState.load(json.loads(json.dumps(jobs.core.state.dump())))
     assert [state.nodes[name].cordon.is_quarantine for name in ("good0", "bad")] == [False, True]

@@ -694,6 +694,8 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
             omit_defaults(body, event, ("is_doubted",))
         case PricesQuoted():
             omit_defaults(body, event, ("turnover_permille", "stockout_permille"))
+        case NodeCordoned():
+            omit_defaults(body, event, ("is_quarantine",))
         case ControllerStarted():
             omit_defaults(body, event, ("timeline", "withholds_starts"))
         case WorkloadSubmitted():
@@ -736,8 +738,7 @@ def _omit_of_status(body: dict[str, Any], status: AttemptStatus) -> None:
     omit_defaults(body, status, ("checkpointed_ns", "checkpoint_s", "gpu_held", "node_fault"))
 
 
-# Fields of ProcessSpec that are written only where they are used.
-_NEWER_OF_PROCESSES = ("standard_input", "warn_signal", "warn_before_s", "element_variables")
+_NEWER_OF_PROCESSES = ("standard_input", "warn_signal", "warn_before_s", "element_variables")  # written where used
 
 
 def _placed_to_plain(event: WorkloadPlaced | WorkloadMoved | WorkloadScaled) -> dict[str, Any]:
