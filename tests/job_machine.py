@@ -1,8 +1,10 @@
 """A state machine over one core: what may happen to jobs of any kind, for properties of their conditions and arrays."""
 
+import contextlib
 import json
 from dataclasses import replace
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
@@ -10,6 +12,7 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadEvicted
 from eelgrid_protos import catalogue
+from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import WorkloadPhase
 from tests.unit.attempts_test import ended, report
 
@@ -39,7 +42,10 @@ class JobMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def requeue(self, data):
         key = data.draw(st.sampled_from(self.jobs(WorkloadPhase.PENDING, WorkloadPhase.PLACED)))
-        self.do(lambda core, now_ns: core.requeue(key, now_ns=now_ns))
+        one = self.core.state.workloads[key]
+        is_cancelled = one.stopping_ns and not (one.requeuing or one.preempted_for)
+        with pytest.raises(FailedPrecondition) if is_cancelled else contextlib.nullcontext():
+            self.do(lambda core, now_ns: core.requeue(key, now_ns=now_ns))
 
     @precondition(lambda self: self.jobs(WorkloadPhase.PLACED))
     @rule(data=st.data())
