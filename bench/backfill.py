@@ -33,13 +33,21 @@ _RATIO_MOST = 1.3
 
 
 def build_empty_cluster(
-    nodes: int, mode: BackfillMode, *, model: str, cpu_milli: int, memory_bytes: int, runs_processes: bool = False
+    nodes: int,
+    mode: BackfillMode,
+    *,
+    model: str,
+    cpu_milli: int,
+    memory_bytes: int,
+    node_gpus: int = NODE_GPUS,
+    runs_processes: bool = False,
+    quarantines: bool = True,
 ) -> Core:
-    """A cluster of equal nodes with eight GPUs each, and nothing on them."""
-    core = Core(ClusterState(), catalogue.load_catalogue())
+    """A cluster of equal nodes, with nothing on them."""
+    core = Core(ClusterState(), catalogue.load_catalogue(), quarantines=quarantines)
     for number in range(nodes):
         gpus = tuple(
-            Gpu(uuid=f"GPU-{number}-{index}", index=index, product=model, model=model) for index in range(NODE_GPUS)
+            Gpu(uuid=f"GPU-{number}-{index}", index=index, product=model, model=model) for index in range(node_gpus)
         )
         name = f"n{number:04}"
         core.register_node(

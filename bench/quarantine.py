@@ -13,17 +13,14 @@ from typing import NamedTuple
 
 import click
 
+from bench.backfill import build_empty_cluster
 from bench.runner import Options, Progress, benchmark, report_promise
 from bench.tables import write_csv
-from eelgrid_controller.core.core import Core
-from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import NodeCordoned
-from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     AttemptState,
     AttemptStatus,
-    Gpu,
-    Inventory,
+    BackfillMode,
     Mobility,
     ProcessSpec,
     ResourceRequest,
@@ -32,7 +29,7 @@ from eelgrid_protos.messages import (
 )
 
 _NS = 10**9
-_NODES, _NODE_GPUS, _BAD = 20, 4, "n07"
+_NODES, _NODE_GPUS, _BAD = 20, 4, "n0007"
 _USERS = 30
 _USUAL_S, _QUICK_S = 900.0, 2.0
 # 71 of 80 GPUs are busy.
@@ -56,14 +53,16 @@ class Cluster:
     def __init__(self, seed: int, *, has_bad: bool, quarantines: bool, failing: float) -> None:
         self._chance, self._failing = random.Random(seed), failing
         self._bad = _BAD if has_bad else ""
-        self._core = Core(ClusterState(), catalogue.load_catalogue(), quarantines=quarantines)
-        for number in range(_NODES):
-            name = f"n{number:02}"
-            gpus = tuple(Gpu(uuid=f"GPU-{name}-{at}", index=at, product="A10", model="A10") for at in range(_NODE_GPUS))
-            inventory = Inventory(
-                node_name=name, cpu_milli=64_000, memory_bytes=2**38, gpus=gpus, runs_processes=True, agent_version="1"
-            )
-            self._core.register_node(inventory, now_ns=1)
+        self._core = build_empty_cluster(
+            _NODES,
+            BackfillMode.NONE,
+            model="A10",
+            cpu_milli=64_000,
+            memory_bytes=2**38,
+            node_gpus=_NODE_GPUS,
+            runs_processes=True,
+            quarantines=quarantines,
+        )
         self._agenda: list[tuple[float, int, str]] = [(10.0, _ARRIVES, "")]
         self._running: dict[str, tuple[float, bool, bool]] = {}  # since when, whether it fails, and on the bad node
         self._came = self._ended = self._lost = self._closed = 0

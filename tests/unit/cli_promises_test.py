@@ -52,6 +52,17 @@ chat,T4,8,18,55,0.3,0.45,60
 """
 
 
+RISING = ServiceStatus(
+    workload_id="chat",
+    name="chat",
+    replicas_serving=2,
+    replicas_wanted=3,
+    phase="rising",
+    arrived_hz=12.0,
+    live_s=0.62,
+)
+
+
 @pytest.fixture
 def some_work(eelctl):
     eelctl("submit", "-f", "-", input=SERVICE)
@@ -99,19 +110,7 @@ def test_a_job_has_one_promise(eelctl, training):
 def test_promises(eelctl, fake):
     assert "nothing has an objective" in eelctl("promises").stdout
     fake.promised.answer = ListPromisesResponse(
-        services=(
-            ServiceStatus(
-                workload_id="chat",
-                name="chat",
-                replicas_serving=2,
-                replicas_wanted=3,
-                phase="rising",
-                arrived_hz=12.0,
-                objective_s=0.5,
-                live_s=0.62,
-                reason="the promise is broken",
-            ),
-        ),
+        services=(replace(RISING, objective_s=0.5, reason="the promise is broken"),),
         jobs=(
             JobStatus(
                 workload_id="train",
@@ -160,14 +159,8 @@ def test_a_service_that_follows_a_load_shows_what_each_replica_carries(eelctl, f
     assert "replicas   2,500 tokens a second each" in eelctl("get", "chat").stdout
     fake.promised.answer = ListPromisesResponse(
         services=(
-            ServiceStatus(
-                workload_id="chat",
-                name="chat",
-                replicas_serving=2,
-                replicas_wanted=3,
-                phase="rising",
-                arrived_hz=12.0,
-                live_s=0.62,
+            replace(
+                RISING,
                 reason="6,100 tokens a second in 45 s need 3",
                 start_s=45.0,
                 load_target=target,

@@ -333,7 +333,6 @@ class HealthMonitor:
         told = []
         for uuid, values in gpus.items():
             self._observe_fabric(uuid, values.get(Reading.FABRIC_STATE), processes.get(uuid) or (), wall_ns)
-        for uuid, values in gpus.items():
             for reading in (*_COUNTS, *_STATES, Reading.RECOVERY_ACTION, Reading.FABRIC_STATE):
                 value = values.get(reading)
                 if value is None or isinstance(value, Missing):

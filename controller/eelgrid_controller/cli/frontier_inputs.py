@@ -17,7 +17,13 @@ from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.replay.csv_reader import CsvLine, read_lines
 from eelgrid_controller.state.measurements import make_job_profile_name, make_profile_point
-from eelgrid_controller.whatif.frontier import POINTS_MOST, FrontierPool, FrontierService, FrontierTraining
+from eelgrid_controller.whatif.frontier import (
+    POINTS_MOST,
+    FrontierPool,
+    FrontierService,
+    FrontierTraining,
+    is_measured_on,
+)
 from eelgrid_protos.catalogue import GpuNameError, load_catalogue, resolve_gpu_model, resolve_product
 from eelgrid_protos.messages import (
     GpuStatus,
@@ -252,13 +258,7 @@ def _running_job(
         return None
     runs_on = next(iter(on)), len(uuids)
     for profile in (make_job_profile_name(workload.workload_id), promise.profile):
-        rates_hz = [
-            one.throughput_hz
-            for one in points.get(profile, ())
-            if (one.configuration.gpu_model, one.configuration.gpus) == runs_on
-            and not one.configuration.mig_profile
-            and one.power_w is not None
-        ]
+        rates_hz = [one.throughput_hz for one in points.get(profile, ()) if is_measured_on(one, runs_on)]
         if rates_hz:
             rate_hz = max(rates_hz) / (1.0 + (promise.slowdown_most or 0.0))
             if promise.deadline_ns > workload.placed_ns:

@@ -30,7 +30,7 @@ class Quarantine:
 
     def plan(self, workload: Workload, status: AttemptStatus, now_ns: int) -> Iterator[NodeCordoned]:
         """Yields the cordons, not yet applied, that follow from the end of a process."""
-        place = next((one for one in workload.placements if one.replica == status.replica), None)
+        place = workload.find_place(status.replica)
         if place is None or not self._is_on:
             return
         record, streaks = self._state.nodes[place.node_name], self._state.interruptions.streaks
@@ -40,7 +40,7 @@ class Quarantine:
         if "" in bad and self._may_close(record) and not self._runs_work(record, "", now_ns):
             yield self._cordon(record, "", now_ns)
             return
-        closed = {uuid for uuid, cordon in record.gpu_cordons.items() if cordon.is_quarantine}
+        closed = set[str]()
         for uuid in bad:
             if not uuid or uuid in record.gpu_cordons or self._runs_work(record, uuid, now_ns):
                 continue

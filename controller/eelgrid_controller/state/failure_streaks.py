@@ -142,8 +142,10 @@ class FailureStreaks:
     def is_bad(self, node_name: str, gpu_uuid: str = "", *, now_ns: int) -> bool:
         """Returns whether the evidence against a node, or a GPU of it, suffices."""
         streak = self.find(node_name, gpu_uuid)
-        share = self.estimate_share_elsewhere(node_name, streak, now_ns)
         count = streak.count_groups(of_many_users=len(self._users) >= _USERS_TOLD_APART)
+        if not count:
+            return False
+        share = self.estimate_share_elsewhere(node_name, streak, now_ns)
         return count * math.log(BAD_SHARE / share) >= math.log(ODDS)
 
     def observe(self, event: Event, workloads: Mapping[str, Workload]) -> None:
@@ -161,7 +163,7 @@ class FailureStreaks:
 
     def _observe_end(self, event: AttemptEnded, workload: Workload) -> None:
         status, now_ns = event.status, event.time_ns
-        place = next((one for one in workload.placements if one.replica == status.replica), None)
+        place = workload.find_place(status.replica)
         has_failed = has_failed_at_once(workload, status)
         if place is None or not (has_failed or shows_place_works(status)):
             return

@@ -674,7 +674,7 @@ def apply_device_correction(
     for one in event.replicas:
         key, replica = one.workload_id, one.placement.replica
         workload = after.get(key) or workloads.get(key)
-        before = None if workload is None else next((it for it in workload.placements if it.replica == replica), None)
+        before = None if workload is None else workload.find_place(replica)
         if workload is None or before is None or before.gpu_instance is not None or (key, replica) in seen:
             raise ContradictoryEvent(f"replica {replica} of {key} holds no GPUs, or is corrected twice")
         if before.node_name != event.node_name or len(before.gpu_uuids) != len(one.placement.gpu_uuids):

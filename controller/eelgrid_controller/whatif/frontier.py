@@ -231,12 +231,18 @@ def _flaw(point: Point, asked: set[str], fleet: Mapping[str, FrontierPool]) -> s
     return None
 
 
+def is_measured_on(point: Point, runs_on: tuple[str, int]) -> bool:
+    """Whether a point is of whole GPUs of this model and number, with their watts."""
+    where = point.configuration
+    return (where.gpu_model, where.gpus) == runs_on and not where.mig_profile and point.power_w is not None
+
+
 def _select_training_points(job: FrontierTraining, points: Iterable[Point]) -> tuple[Point, ...]:
     """The points at which training can run: of a job that runs, in its fastest way, at all limits of its power."""
     mine = [point for point in points if point.workload == job.workload]
     if job.runs_on is None:
         return tuple(mine)
-    mine = [one for one in mine if (one.configuration.gpu_model, one.configuration.gpus) == job.runs_on]
+    mine = [point for point in mine if is_measured_on(point, job.runs_on)]
     fastest = max(mine, key=lambda one: one.throughput_hz, default=None)
     return tuple(one for one in mine if fastest is not None and _way(one) == _way(fastest))
 

@@ -394,6 +394,10 @@ class Workload:
     # How long this run takes in all, by what its first process reports of its progress; None while that is not known.
     progress_runtime_s: Seconds | None = None
 
+    def find_place(self, replica: int) -> Placement | None:
+        """Returns where a replica is; None if it is nowhere."""
+        return next((place for place in self.placements if place.replica == replica), None)
+
     @property
     def returns_to_queue(self) -> bool:
         """Returns whether its processes are being stopped so that it waits again, instead of ending."""

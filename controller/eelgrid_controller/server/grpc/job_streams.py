@@ -350,7 +350,8 @@ async def _run(
 
 
 def _place_of(workload: Workload, replica: int) -> str:
-    return next((place.node_name for place in workload.placements if place.replica == replica), "")
+    place = workload.find_place(replica)
+    return "" if place is None else place.node_name
 
 
 def _log_request(reading: _Reading) -> LogRequest:
