@@ -1,6 +1,6 @@
 # Verbs for newcomers: each does its own set-up on a bare machine with Python 3.11 to 3.13.
 .DEFAULT_GOAL := help
-.PHONY: help demo box test test-kubernetes test-observability test-slurm test-flux test-ray test-ha check docs bench proto format lock fuzz clean
+.PHONY: help demo box test test-kubernetes test-observability test-slurm test-flux test-ray test-ha test-random check docs bench proto format lock fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,6 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   "$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1 && echo "$$p" && break; done)
 OUT ?= bench-out
 SEEDS ?= 10
+ROUNDS ?= 3
 # Processes of the tests: one more than the cores of a small machine, since tests of whole programs mostly wait.
 WORKERS ?= 3
 
@@ -23,6 +24,7 @@ help:
 	@echo "make test-ray      a real Ray cluster followed, its Serve scaled, its nodes from the queue; Ray is installed in .venv-ray"
 	@echo "make test-ha       the journal on a real PostgreSQL, which is installed for it (Debian, as root)"
 	@echo "make test-observability  metrics, dashboards, alerts, ledger and page, by a real Prometheus and Chromium"
+	@echo "make test-random   every property on new random examples, ROUNDS=3 times"
 	@echo "make check   formatting, lint, types, import contracts, fresh generated code and pages, the documentation's links"
 	@echo "make docs    serve the documentation on http://127.0.0.1:8000"
 	@echo "make bench   measure speed and size; writes $(OUT)/"
@@ -161,6 +163,12 @@ proto: $(VENV)/installed-dev
 
 bench: $(VENV)/installed-dev
 	@$(BIN)/python -m bench --out $(OUT)
+
+# The tests try the same examples of a property each time; these are new ones in each round, until one fails.
+test-random: $(VENV)/installed-dev
+	@$(BIN)/python -m eelgrid_kernels
+	@for round in $$(seq $(ROUNDS)); do \
+	  $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -q -m hypothesis --hypothesis-profile=random tests || exit 1; done
 
 fuzz: $(VENV)/installed-dev
 	@EELGRID_FUZZ_MESSAGES=1000000 $(BIN)/python -m pytest -q tests/props/codec_test.py -k damaged

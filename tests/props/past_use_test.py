@@ -56,6 +56,13 @@ def charge_of(gpus):
     min_runtime=0,
     horizon=1,
 )
+@example(
+    # The turn of a queue of little weight would be shorter than the minute that its admission is charged with.
+    weights=[5.0, 0.1, 0.1],
+    jobs=[(0, 1, 1), (0, 4, 1), (1, 1, 1), (2, 4, 1)],
+    min_runtime=0,
+    horizon=1,
+)
 @given(
     weights=st.lists(st.sampled_from([0.1, 1.0, 2.0, 5.0]), min_size=2, max_size=3),
     jobs=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1, 2, 3, 4, 8]), st.integers(0, 40)), max_size=12),

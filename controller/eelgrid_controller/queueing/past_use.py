@@ -10,9 +10,11 @@ closed form. Use is dominant, the largest over the resources of use over capacit
 Work of a queue is to make room for waiting work of another queue if the former has used more for its weight, and still
 would have at the end of a horizon through which that work were gone and the waiting work ran. So for one resource an
 exchange moves the shares toward each other for the whole horizon, and while neither starts or loses other work the two queues
-cannot change back before its end: then the loser would have to have used more than the gainer. The horizon of an exchange is H times twice the gainer's part of
-both weights, so that what each gets is even by weight, and also a queue of little weight gets its turns. Two queues of equal
-weight that need a whole pool each change when the difference of their use, in parts of what the pool gives for ever, is
+cannot change back before its end: then the loser would have to have used more than the gainer. The horizon of an
+exchange is H times twice the gainer's part of both weights, so that what each gets is even by weight, and also a queue
+of little weight gets its turns; it is never shorter than what an admission is charged with, or the charge alone would
+turn the exchange back at once. Two queues of equal weight that need a whole pool each change when the difference of
+their use, in parts of what the pool gives for ever, is
 2^(H/h) - 1, and after the time T = H + h log2(1 / (2 - 2^(H/h))), 2 H for H much less than h, it is the opposite. So the times
 for which they have held the pool differ by one turn at the most. Work that can be divided changes hands in parts: near a
 difference of 0 the rule is that of present shares, and both queues keep one half.
@@ -150,8 +152,8 @@ class UseExchange:
 
     def _left_after(self, mine: int, theirs: int) -> float:
         """Returns which part of a use is left after the horizon of an exchange."""
-        part = 2.0 * self._past.compute_weight_part(mine, theirs)
-        return float(2.0 ** (-part * self.horizon_s / self._half_life_s))
+        horizon_s = 2.0 * self._past.compute_weight_part(mine, theirs) * self.horizon_s
+        return float(2.0 ** (-max(horizon_s, ADMISSION_CHARGE_S) / self._half_life_s))
 
     def _project(self, number: int, use: ResourceVector, left: float) -> ResourceVector:
         rates, gain_s = self._past.list_planned_rates(number), self._full_s * (1.0 - left)
