@@ -19,6 +19,7 @@ from eelgrid_protos.messages import (
     DrainNodes,
     GangPart,
     GpuPreference,
+    GpuSharing,
     JobArrayRequest,
     JobDeadline,
     JobDependency,
@@ -71,6 +72,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "gang": "starts it together with the other parts of a gang: [gang](#gang)",
         "gpu_preference": "GPU models that it had rather than others that it may use: [gpu_preference](#gpu_preference)",
         "model_data": "what it loads when it starts: it had rather nodes that have it on disk, [model_data](#model_data)",
+        "gpu_sharing": "on a share of a GPU: its load, and how far others may slow it down: [gpu_sharing](#gpu_sharing)",
         "array": "submits many of it, which differ in index and parameters: [array](#array), or only its indexes",
     },
     JobDeadline: {
@@ -81,6 +83,11 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "models": "the models that it prefers, by any of their [names](gpu-names.md)",
         "worth_w": "by how many watts of modelled cost a replica may cost more on one of them than elsewhere; without it, "
         "it goes to them wherever they have room",
+    },
+    GpuSharing: {
+        "load": "the name of its load in measured pairs, `eelctl interference list`; without it, the profile of a service",
+        "slowdown_most": "how much longer it may take beside others than alone on its share, `0.2` for a fifth; without it, "
+        "the policy's limit",
     },
     ModelData: {
         "data_names": "names as agents tell them: those of Hugging Face's cache, or of folders and files",
@@ -553,6 +560,9 @@ def workload_file_page() -> str:
         "## model_data",
         "A preference as well, after that for GPU models: [model data on disk](../how-to/model-data.md).",
         message_table(ModelData),
+        "## gpu_sharing",
+        "Who shares a GPU with whom: [share a GPU](../how-to/gpu-sharing.md#limit-how-far-work-is-slowed-down).",
+        message_table(GpuSharing),
         "## gang",
         "What starts together, and what else: [gangs](../how-to/jobs.md#gangs).",
         message_table(GangPart),

@@ -117,6 +117,27 @@ COMMANDS = {
         attempted=(("reservation", "create", "brief", "--nodes", "gpu-2", "--start", "+20d", "--duration", "1h"),),
         untried=(("again", "it is gone"),),
     ),
+    "interference list": Use(),
+    "interference set": Use(
+        ("whisper", "resnet-50", "20%"),
+        2,
+        (
+            (("a", "b", "2"), WRONG_USE, "SLOWDOWN"),
+            (("a", "b", "much"), WRONG_USE, "SLOWDOWN"),
+            (("", "b", "2%"), REFUSED, "load"),
+        ),
+    ),
+    "interference apply": Use(
+        ("-f", "pairs.csv", "--dry-run"), 2, ((("-f", "broken.yaml"), REFUSED, "load, beside, slowdown"),)
+    ),
+    "interference remove": Use(
+        ("known", "*"),
+        2,
+        ((("ghost", "*"), NO_SUCH, "ghost"),),
+        first=(("interference", "set", "known", "*", "5%"),),
+        untried=(("again", "it is gone"),),
+    ),
+    "interference limit": Use(("none",), 2, ((("2",), WRONG_USE, "SLOWDOWN"),)),
     "run": Use(
         ("-d", "--", "true"),
         2,
@@ -329,6 +350,7 @@ def busy(tmp_path_factory):
 def files(busy):
     """Files that are wrong; a command may have written over them."""
     (busy.folder / "queues.yaml").write_text("queues: [{name: default, quota: {gpu: 100}}]\n")
+    (busy.folder / "pairs.csv").write_text("load,beside,slowdown\nwhisper,*,20%\n")
     (busy.folder / "broken.yaml").write_text("a: [b: {\n")
     (busy.folder / "binary").write_bytes(bytes(range(256)))
 

@@ -21,6 +21,8 @@ FLAGS = {
     "gpu_model": "",
     "prefer_gpu_model": "",
     "prefer_gpu_worth": None,
+    "gpu_load": "",
+    "gpu_slowdown": None,
     "model_data": "",
     "model_data_worth": None,
     "cpus": None,

@@ -79,6 +79,11 @@ GOLDEN = (
     ("memory", "", "memory: nodes with free GPUs lack memory"),
     ("memory", "no_gpu", "memory: no node has enough memory free"),
     ("gpu_share", "", "gpu_share: no GPU has so large a share free"),
+    (
+        "interference",
+        "",
+        "interference: GPUs have room, but beside loads that slow it down beyond a limit, or it them",
+    ),
     ("gpu_count", "", "gpu_count: no node has enough whole GPUs free"),
     ("gpu_mig", "", "gpu_mig: the GPUs that would do are cut by MIG, or the partition planner's"),
     ("gpu_model", "", "gpu_model: no node has a GPU of an allowed model"),

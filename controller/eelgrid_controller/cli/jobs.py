@@ -42,6 +42,7 @@ from eelgrid_controller.cli.connection import (
 )
 from eelgrid_controller.cli.deadline import add_deadline, deadline_options
 from eelgrid_controller.cli.gang import add_gang, gang_options
+from eelgrid_controller.cli.interference import build_sharing, sharing_options
 from eelgrid_controller.cli.job_control import add_schedule, schedule_options
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import TableColumn, echo, list_options, print_list
@@ -189,6 +190,7 @@ def build_job(command: tuple[str, ...], flags: dict[str, Any]) -> SubmitWorkload
             never_preempts=flags.get("never_preempts", False),
             gpu_preference=build_preference(flags),
             model_data=build_model_data(flags),
+            gpu_sharing=build_sharing(flags),
         )
     )
 
@@ -212,6 +214,7 @@ def _name_of(program: str) -> str:
 @click.option("--gpus", type=_GPUS, help="GPUs: 2, or a share of one: 0.5.")
 @click.option("--gpu-model", default="", help="Acceptable GPU models, by any of their names: A,B; any by default.")
 @preference_options
+@sharing_options
 @click.option("--cpus", type=CPU, help="CPUs: 4 or 500m. Default: 1 without GPUs.")
 @click.option("--memory", type=MEMORY, help="Memory: 16GiB.")
 @click.option("--time", "time_limit_s", type=DURATION, help="Time limit: 90s, 30m, 2h. Default: none.")

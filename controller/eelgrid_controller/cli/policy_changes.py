@@ -75,6 +75,8 @@ def _settings(policy: Policy) -> Iterator[tuple[object, str, str]]:
     yield "backfill", "backfill", describe_backfill(policy)
     if policy.default_runtime_s is not None:
         yield "default runtime", "default run time", format_age(policy.default_runtime_s)
+    if policy.shared_slowdown_most is not None:
+        yield "shared slowdown", "slowdown on shared GPUs", f"{100 * policy.shared_slowdown_most:.4g} %"
     for pool in policy.pools:
         yield ("pool", pool.pool), f"pool {pool.pool}", describe_pool_mode(pool)
     for budget in policy.budgets:

@@ -24,6 +24,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "gpu_count": ("gpus",),
     "gpu_milli": ("gpu_share",),
     "gpu_models": ("gpu_model", "model"),
+    "gpu_sharing": ("gpu_load", "gpu_slowdown"),
     "group_by": ("by",),
     "labels": ("label",),
     "limit_w": ("budget",),

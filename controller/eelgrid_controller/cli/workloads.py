@@ -47,6 +47,7 @@ from eelgrid_controller.cli.connection import (
 )
 from eelgrid_controller.cli.deadline import add_deadline, deadline_options, describe_deadline
 from eelgrid_controller.cli.gang import add_gang, describe_gang, gang_options
+from eelgrid_controller.cli.interference import build_sharing, format_slowdown, sharing_options
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
     TableColumn,
@@ -302,6 +303,10 @@ def workload_lines(workload: Workload) -> Iterator[str]:
         yield f"  loads      {', '.join(spec.model_data.data_names)}" + (
             f", near it for up to {worth_w:g} W more" if worth_w is not None else ""
         )
+    if spec.gpu_sharing:
+        most = spec.gpu_sharing.slowdown_most
+        bears = "the policy's limit" if most is None else f"at most {format_slowdown(most)} longer"
+        yield f"  shares     its GPU as {spec.gpu_sharing.load or 'a load without a name'}, {bears}"
     if spec.service and spec.service.load_target:
         yield f"  replicas   {format_load_target(spec.service.load_target)} each"
     elif spec.service:
@@ -585,6 +590,7 @@ def submission_from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
             expected_runtime_s=None if flags["expect"] is None else float(flags["expect"]),
             gpu_preference=build_preference(flags),
             model_data=build_model_data(flags),
+            gpu_sharing=build_sharing(flags),
             request=ResourceRequest(
                 cpu_milli=flags["cpu"],
                 memory_bytes=flags["memory"],
@@ -620,6 +626,7 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
     shell_complete=complete_model_lists,
 )
 @preference_options
+@sharing_options
 @click.option("--replicas", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Number of replicas.")
 @click.option("--locality", type=click.Choice(_LOCALITIES), help="Place replicas close together, or apart.")
 @click.option(

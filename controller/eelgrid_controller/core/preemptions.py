@@ -759,7 +759,8 @@ def _apply_all(apply: ApplyEvent, *events: Event) -> PreemptionStep:
 def _shape_of(workload: Workload, queue: str) -> tuple[object, ...]:
     """Returns what work has in common of which none can start by preemption if one cannot."""
     spec = workload.spec
-    return queue, spec.priority, spec.request, spec.replicas, spec.process is not None, spec.required_traits
+    has_process = spec.process is not None
+    return queue, spec.priority, spec.request, spec.replicas, has_process, spec.required_traits, spec.shared_load
 
 
 def _find_start_ns(workload: Workload) -> int:

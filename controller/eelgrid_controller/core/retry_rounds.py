@@ -188,7 +188,8 @@ class _WaitingKinds:
 
     def learn(self, workload_id: str, spec: WorkloadSpec) -> tuple[WorkloadSpec, int, int]:
         """Returns what is known of a workload from now on."""
-        kind = spec.request, spec.required_traits, spec.process is not None, spec.has_promised_deadline
+        of_nodes = spec.required_traits, spec.process is not None
+        kind = spec.request, *of_nodes, spec.has_promised_deadline, spec.shared_load
         found = spec, self._numbers.setdefault(kind, len(self._numbers)), spec.replicas
         self.known[workload_id] = found
         return found
@@ -283,7 +284,8 @@ class _RetryStep:
             if waits_for_capacity:
                 closed = self._backfill.list_closed_nodes(workload, self._now_ns)
                 binding = tuple(hold.queue for hold in self._holds.list_binding(workload, is_round=True))
-                kind: Hashable = (spec.request, spec.required_traits, spec.process is not None, closed, binding)
+                of_nodes = spec.required_traits, spec.process is not None, closed
+                kind: Hashable = (spec.request, *of_nodes, binding, spec.shared_load)
                 # An engine's rules, and a start that is kept, apply to this workload only.
                 is_judged = has_rules(ticket[2]) or self._backfill.holds_start(workload)
                 why = None if is_judged else failed.get(kind) or failed.get(self._backfill.get_term(kind, workload))

@@ -30,12 +30,13 @@ move. If the engine could not make a move, it is undone (`is_back`): that count 
 
 import heapq
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from eelgrid_controller.placement.explanations import (
     describe_infeasibility,
 )
+from eelgrid_controller.placement.interference import InterferenceRules, list_sharing
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.power import PowerAdmission, PowerTrial
@@ -549,6 +550,7 @@ def plan_migration(
         # A move that an engine could not make goes back to where the replica runs, cordoned or not.
         problem = problem or ("" if is_back else _closed_problem(state, move))
         problem = problem or _room_problem(state, ledgers, move, power)
+        problem = problem or ("" if is_back else _sharing_problem(state, ledgers, move))
         if problem:
             raise MoveRefused(number, moves, problem)
         seen |= {(move.workload_id, item.source.replica) for item in move.replicas}
@@ -657,6 +659,18 @@ def _room_problem(state: ClusterState, ledgers: dict[str, NodeRecord], move: Mov
     if power is not None:
         came = ((move.workload_id, item.source.replica) for item in move.replicas)
         power.alter([ledgers[name] for name in names], came)
+    return ""
+
+
+def _sharing_problem(state: ClusterState, ledgers: Mapping[str, NodeRecord], move: Move) -> str:
+    """Returns which GPU work would share that does not bear it; empty if there is none."""
+    if not state.workloads[move.workload_id].spec.request.is_share:
+        return ""
+    rules = InterferenceRules(state.policy)
+    for item in move.replicas:
+        name, uuid = item.target.node_name, item.target.gpu_uuids[0]
+        if not rules.are_within_limits(list_sharing(ledgers[name], state.workloads).get(uuid, ())):
+            return f"work on GPU {uuid} of {name} would be slowed down beyond its limit on interference"
     return ""
 
 

@@ -22,8 +22,10 @@ from eelgrid_controller.placement.power import ExceededBudget
 from eelgrid_controller.placement.remedies import (
     AllowModels,
     AskForLess,
+    BearSlowdown,
     EndWorkloads,
     EnforcePools,
+    MeasureLoads,
     NodeGaps,
     NodeShortage,
     OpenNodes,
@@ -193,6 +195,11 @@ def _describe_step(spec: WorkloadSpec, step: RemedyStep) -> str:
             names = _format_names([f"node {name}" for name in step.node_names])
             modes = " ".join(f"--pool-mode {pool}=enforce" for pool in step.pools)
             return f"eelctl policy set {modes}: the agent of {names} then keeps the budget there by itself"
+        case BearSlowdown():
+            return f"bear more with --gpu-slowdown {math.ceil(100 * step.slowdown_most - 1e-6)}%"
+        case MeasureLoads():
+            pairs = _join([f"{load} beside {beside}" for load, beside in step.pairs])
+            return f"measure {pairs}, and tell how much that slows down: eelctl interference set {' '.join(step.pairs[0])} SLOWDOWN"
         case ProvisionNodes():
             each = "" if step.count == 1 else ", each"
             return (

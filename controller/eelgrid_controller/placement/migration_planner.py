@@ -1,21 +1,20 @@
 """Migration planner: which running work to move, where to and in which order, and what each move gains.
 
-Owns the `MigrationProblem`, a copy of one moment of the cluster, and the search from it to a `Recommendation`.
-With it how much more of
-the expected task mix would fit afterwards. Must not execute anything (core.workloads does), nor know how a
-recommendation is kept or shown. What is lost,
-cordoned, partitioned or declared fixed stays where it is.
+Owns the `MigrationProblem`, a copy of one moment of the cluster, and the search from it to a `Recommendation`. With it how
+much more of the expected task mix would fit afterwards. Must not execute anything (core.workloads does), nor know how a
+recommendation is kept or shown. What is lost, cordoned, partitioned or declared fixed stays where it is, and so does what
+shares a GPU with work that states how far it may be slowed down; nothing joins it.
 
 Theory: `survey_for_moves` copies what may change in milliseconds, while the controller's loop waits;
-`build_migration_problem` and `recommend_moves` work on the copy and may take seconds, in another thread. A move is worth the fall of the cluster's cost in watts less its
-restart, which costs the watts that the workload holds while it does no work, spread over the time in which the
-move must have paid:
+`build_migration_problem` and `recommend_moves` work on the copy and may take seconds, in another thread. A move is worth
+the fall of the cluster's cost in watts less its restart, which costs the watts that the workload holds while it does no
+work, spread over the time in which the move must have paid:
 
     restart_w = held_w * restart_s / horizon_s
 
-A gang stops as a whole if one replica moves: its replicas on one node are one unit, and each such move pays
-for the restart of all. The search (eelgrid_kernels.move_search) is greedy, so it runs in a few ways that fail
-differently, and the best result is kept.
+A gang stops as a whole if one replica moves: its replicas on one node are one unit, and each such move pays for the restart
+of all. The search (eelgrid_kernels.move_search) is greedy, so it runs in a few ways that fail differently, and the best
+result is kept.
 
 Bound. Where not every sequence can be tried, `gain_most_w` is not known, but the watts are bounded. After at most K moves,
 power is at least that of all nodes without what moved, and what the moved work adds where it goes: nothing, but for whole
@@ -29,9 +28,9 @@ The largest sum over all nodes of the concave envelopes of G + C with K moves is
 not ask whether there is room for what moves, so it is loose where work was placed well.
 
 Headroom. The number of free GPUs says little, since a share may be too small or its CPU used up. So tasks in the
-proportions of the mix arrive until they have requested as much GPU as is free, each is placed where it is cheapest on
-a copy of the nodes, and those that fit are counted. The order is fixed (smooth weighted round robin), so that two
-placements of the same work are tried with the same stream.
+proportions of the mix arrive until they have requested as much GPU as is free, each is placed where it is cheapest on a
+copy of the nodes, and those that fit are counted. The order is fixed (smooth weighted round robin), so that two placements
+of the same work are tried with the same stream.
 """
 
 import gc
@@ -230,15 +229,20 @@ class MigrationSurvey:
     # Of the nodes that take new work; None of others.
     traits: tuple[tuple[str, ...] | None, ...]
     power: PowerSurvey | None  # None without power budgets
+    # GPUs shared by work with a limit on interference, by UUID.
+    limited_gpus: frozenset[str]
 
 
 def survey_for_moves(state: ClusterState, placer: WorkloadPlacer, asked: RecommendMovesRequest) -> MigrationSurvey:
     """Copies the state for a search; the controller's loop waits for this alone, so it looks at no GPU."""
     snapshot = placer.snapshot()
+    nodes, limited = copy_nodes(snapshot.nodes), placer.list_gpus_with_limits()
+    for row, slots in enumerate(snapshot.devices if limited else ()):
+        nodes.gpu_free[row, [slot for slot, uuid in enumerate(slots.uuids) if uuid in limited]] = 0
     return MigrationSurvey(
         asked=asked,
         revision=state.revision,
-        nodes=copy_nodes(snapshot.nodes),
+        nodes=nodes,
         mix=copy_mix(snapshot.mix),
         demand=dict(state.demand.counts),
         names=tuple(snapshot.names),
@@ -248,6 +252,7 @@ def survey_for_moves(state: ClusterState, placer: WorkloadPlacer, asked: Recomme
         is_ready=tuple(snapshot.is_ready),
         traits=tuple(snapshot.traits),
         power=placer.allowance.survey(snapshot.names),
+        limited_gpus=limited,
     )
 
 
@@ -350,6 +355,7 @@ def _units(survey: MigrationSurvey, restart_share: float) -> Iterator[MigrationU
                 usable = (
                     all(placeable[start + slot] for held in slots for slot in held)
                     and survey.is_ready[row]
+                    and survey.limited_gpus.isdisjoint(uuid for place in placements for uuid in place.gpu_uuids)
                     and common[asked]
                 )
             except ValueError:  # a GPU that the inventory has no more

@@ -8,9 +8,13 @@ considers only the nodes with these traits, and its cache. A search does not con
 a budget would be exceeded, all nodes below it are closed, with those below budgets that could not even hold the
 smallest draw, and the search runs again, a few times. So work may wait for watts although a gang spread across two
 racks in another way would fit.
+
+Limits on interference (placement.interference) take room from GPUs before a search. Only of several replicas more may be
+placed on one idle GPU than bear each other; those beyond are placed again, beside the others, round after round. Each round
+keeps at least one replica of each GPU that it chose, so that there are few.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -18,6 +22,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from eelgrid_controller.placement.interference import (
+    InterferenceRules,
+    LimitedGpu,
+    SharedGpus,
+    choose_bearable,
+    list_sharing,
+)
 from eelgrid_controller.placement.planner import PlacementDecision, Planner, make_task
 from eelgrid_controller.placement.power import ExceededBudget, PowerAdmission, PriorPowerModel
 from eelgrid_controller.placement.snapshot import RoomCount, Snapshot, SnapshotMirror
@@ -27,7 +38,16 @@ from eelgrid_controller.state.engine_reports import Eligibility, EligibilityRule
 from eelgrid_controller.state.events import EXPLAINED_REPLICAS_MOST
 from eelgrid_controller.state.node_allocations import NodeRecord, make_data_trait
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.messages import Placement, Removal, ReplicaExplanation, ResourceRequest, Workload, WorkloadSpec
+from eelgrid_protos.messages import (
+    Assignment,
+    GpuSharing,
+    Placement,
+    Removal,
+    ReplicaExplanation,
+    ResourceRequest,
+    Workload,
+    WorkloadSpec,
+)
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 NO_NODES: frozenset[str] = frozenset()
@@ -35,6 +55,8 @@ NO_RECORDS: Mapping[str, NodeRecord] = MappingProxyType({})
 _SEARCHES_MOST = 8
 # For gangs under engine rules: how many first places are tried before the gang waits.
 _FIRST_PLACES_MOST = 8
+# The key of replicas that are placed one after another; no workload has it.
+_COMING = "\x00coming"
 _VIEWS_MOST = 64  # each holds a candidate index: some megabytes in a fleet of thousands of nodes
 
 
@@ -124,6 +146,8 @@ class WorkloadPlacer:
         """Derives everything from the state again; needed after a removal, since the arrays can only add rows."""
         self.planner, self._within = Planner(), Planner()
         self.mirror = SnapshotMirror(self._state, self._watts)
+        self._limits = InterferenceRules(self._state.policy)
+        self._sharing = SharedGpus(self._state.nodes, self._state.workloads)
         self._traits = {name: _node_traits(record) for name, record in self._state.nodes.items()}
         # By required traits and closed nodes.
         self._views: dict[tuple[tuple[str, ...], frozenset[str]], _View | None] = {}
@@ -135,10 +159,13 @@ class WorkloadPlacer:
     def refresh(self, touched: frozenset[str]) -> None:
         """Updates what is derived after these nodes, or the policy, have changed."""
         self.allowance.refresh(touched)
+        if self._limits.policy is not self._state.policy:
+            self._limits = InterferenceRules(self._state.policy)
         if not touched <= self._state.nodes.keys():
             self._read_all()
             return
         self.mirror.refresh(touched)
+        self._sharing.refresh(touched)
         for name in touched:
             traits = _node_traits(self._state.nodes[name])
             if self._traits.get(name) != traits:
@@ -255,6 +282,81 @@ class WorkloadPlacer:
         return int((is_far if wider is None else is_far & wider.is_open).sum())
 
     def _decide_among(
+        self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
+    ) -> PlacementDecision:
+        """Decides within limits on interference, where there are any."""
+        if self.is_limited_by_interference(spec):
+            return self._decide_within_limits(ground, spec, workload_id, closed)
+        return self._decide_on_nodes(ground, planner, spec, workload_id, closed)
+
+    def is_limited_by_interference(self, spec: WorkloadSpec) -> bool:
+        """Returns whether limits say with whom a workload may share a GPU: its own, or those of work that shares GPUs now."""
+        return self._sharing.is_limited(spec, self._limits)
+
+    def list_gpus_with_limits(self) -> frozenset[str]:
+        """Lists the GPUs shared by work that may be slowed down so far only, by UUID."""
+        return self._sharing.find_limited(self._limits)
+
+    def list_limited_gpus(self, spec: WorkloadSpec, workload_id: str) -> Iterator[LimitedGpu]:
+        """Yields the shared GPUs that have room for one replica of a workload but for limits on interference."""
+        newcomer = spec.shared_load
+        if newcomer is not None:
+            permitted = self.list_permitted_nodes(AlteredNodes(), spec, workload_id)
+            for name, uuid, loads in self._sharing.list_with_room(permitted, spec):
+                yield LimitedGpu(name, uuid, *self._limits.find_obstacle(loads, newcomer))
+
+    def _decide_within_limits(
+        self, ground: _Ground, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
+    ) -> PlacementDecision:
+        limits = self._limits
+        first: PlacementDecision | None = None
+        placed: list[Placement] = []
+        while True:
+            sharing = {
+                name: list_sharing(record, ground.workloads, spec.shared_load or GpuSharing())
+                for name, record in ground.altered.items()
+            }
+            here, removed = self._sharing.close_gpus(ground.snapshot, spec, limits, sharing)
+            left = replace(spec, replicas=spec.replicas - len(placed))
+            self.searches += 1
+            found = self._decide_on_nodes(ground._replace(snapshot=here), self._within, left, workload_id, closed)
+            first = first or found
+            if not found.placements:
+                return replace(count_apart(found, removed, "interference"), room=len(placed) + found.room)
+            new = choose_bearable(found.placements, self._sharing.on_gpus(found.placements, sharing), spec, limits)
+            if len(placed) + len(new) == spec.replicas:
+                places = (replace(one, replica=number) for number, one in enumerate((*placed, *new)))
+                return replace(first, placements=tuple(places)) if placed else found
+            if self.uses_engine_rules(workload_id):
+                # They say of each replica where it may go beside those before it.
+                removals = (Removal(constraint="interference", nodes=len({one.node_name for one in found.placements})),)
+                return replace(found, placements=(), room=len(new), removals=removals)
+            ground = self._hold(ground, spec, new, len(placed))
+            placed += new
+
+    def _hold(self, ground: _Ground, spec: WorkloadSpec, places: Sequence[Placement], before: int) -> _Ground:
+        """Returns the ground with places taken by replicas of work that does not run there yet; `before` are held already."""
+        request, altered = spec.request, dict(ground.altered)
+        copied: set[str] = set()
+        for number, place in enumerate(places, start=before):
+            name = place.node_name
+            if name not in copied:
+                altered[name] = (altered.get(name) or self._state.nodes[name]).copy()
+                copied.add(name)
+            altered[name].allocate_unchecked(
+                Assignment(
+                    workload_id=_COMING,
+                    replica=number,
+                    gpu_uuids=place.gpu_uuids,
+                    gpu_milli=request.gpu_milli,
+                    cpu_milli=request.cpu_milli,
+                    memory_bytes=request.memory_bytes,
+                )
+            )
+        snapshot = replace(self.mirror.altered_snapshot(altered), quotes=ground.snapshot.quotes)
+        return ground._replace(snapshot=snapshot, altered=altered)
+
+    def _decide_on_nodes(
         self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
     ) -> PlacementDecision:
         rules = self.eligibility.rules

@@ -15,11 +15,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from eelgrid_controller.placement.interference import LimitedGpu
 from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision, Planner, make_task
 from eelgrid_controller.placement.power import ExceededBudget
@@ -38,6 +40,7 @@ _NODES_TRIED_MOST = 32
 _ENDED_ON_NODE_MOST = 64
 _ENDED_FOR_WATTS_MOST = 64
 _MODELS_NAMED_MOST = 2
+_PAIRS_NAMED_MOST = 3
 # Below these a request is another one.
 _CPU_LEAST_MILLI, _MEMORY_LEAST_BYTES, _SHARE_LEAST_MILLI = 100, 16 * MIB, 10
 Ints = NDArray[np.int64]
@@ -122,6 +125,20 @@ class ProvisionNodes:
     request: ResourceRequest
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BearSlowdown:
+    """The workload bears so much of the loads beside it on a GPU."""
+
+    slowdown_most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureLoads:
+    """These pairs of loads, each the one that is slowed down first, are measured, and bear each other."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+
 RemedyStep = (
     EndWorkloads
     | AskForLess
@@ -132,6 +149,8 @@ RemedyStep = (
     | RaiseBudgets
     | EnforcePools
     | ProvisionNodes
+    | BearSlowdown
+    | MeasureLoads
 )
 # Steps that place the workload if all of them are taken.
 Remedy = tuple[RemedyStep, ...]
@@ -360,13 +379,38 @@ class _RemedySearch:
             if spec is not None:
                 yield (AskForLess(spec=spec),)
 
+    def list_for_interference(self) -> Iterator[Remedy]:
+        """Yields remedies for work that only limits on interference keep from shared GPUs."""
+        gpus = list(islice(self._placer.list_limited_gpus(self._spec, self._id), _NODES_TRIED_MOST))
+        for ended in sorted(self._list_sharing(gpus), key=lambda keys: [self._footprint(key) for key in keys]):
+            found = tuple(self._verify(self._without(AlteredNodes(), ended), EndWorkloads(workload_ids=ended)))
+            if found:
+                yield from found
+                break
+        sharing, bearable = self._spec.shared_load, min((gpu.slowdown for gpu in gpus), default=math.inf)
+        if sharing is not None and math.isfinite(bearable):
+            slowdown_most = math.ceil(100 * bearable - 1e-6) / 100
+            if self._decide(replace(self._spec, gpu_sharing=replace(sharing, slowdown_most=slowdown_most))).placements:
+                yield (BearSlowdown(slowdown_most=slowdown_most),)
+        pairs = min((gpu.unmeasured for gpu in gpus if gpu.unmeasured), key=len, default=())
+        if pairs:
+            yield (MeasureLoads(pairs=pairs[:_PAIRS_NAMED_MOST]),)
+
+    def _list_sharing(self, gpus: Iterable[LimitedGpu]) -> Iterator[tuple[str, ...]]:
+        """Yields the workloads on each GPU, one by one, and all of them together."""
+        for gpu in gpus:
+            held = self._state.nodes[gpu.node_name].assignments.values()
+            keys = tuple(sorted({one.workload_id for one in held if gpu.uuid in one.gpu_uuids}))
+            yield from ((key,) for key in keys)
+            yield keys
+
     def nodes_to_add(self) -> ProvisionNodes | None:
         """Returns the nodes that would do; None if they would need traits, or watts, as well."""
         needs_watts = self._request.gpu_count and self._placer.allowance.has_budgets
         needs_traits = self._spec.required_traits or self._spec.process is not None
         if needs_watts or needs_traits or self._placer.uses_engine_rules(self._id):
             return None
-        return ProvisionNodes(count=self._spec.replicas - self._room, request=self._request)
+        return ProvisionNodes(count=max(1, self._spec.replicas - self._room), request=self._request)
 
     def _permitted(self, altered: AlteredNodes) -> Snapshot:
         return self._placer.list_permitted_nodes(altered, self._spec, self._id)
@@ -727,6 +771,7 @@ def list_remedies(case: PendingCase, decision: PlacementDecision) -> tuple[Remed
     search = _RemedySearch(case)
     if decision.lack is not None:
         return tuple(search.list_for_watts())
-    found = tuple(search.list_for_capacity())
+    by_interference = any(removal.constraint == "interference" for removal in decision.removals)
+    found = tuple(search.list_for_interference() if by_interference else search.list_for_capacity())
     nodes = None if found else search.nodes_to_add()
     return found if nodes is None else ((nodes,),)

@@ -254,6 +254,7 @@ class QueueIndex:
             shape = (
                 spec.request,
                 spec.required_traits,
+                spec.shared_load,
                 spec.replicas,
                 is_sliced(workload),
                 *stated_s,

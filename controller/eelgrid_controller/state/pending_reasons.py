@@ -154,6 +154,11 @@ class PendingConstraint(StrEnum):
     CPU = ("cpu", _CAPACITY, {"": "nodes with free GPUs lack CPU", "no_gpu": "no node has enough CPU free"})
     MEMORY = ("memory", _CAPACITY, {"": "nodes with free GPUs lack memory", "no_gpu": "no node has enough memory free"})
     GPU_SHARE = ("gpu_share", _CAPACITY, {"": "no GPU has so large a share free"})
+    INTERFERENCE = (
+        "interference",
+        "wait for work to end there, bear more with --gpu-slowdown, or measure the pairs that are missing: `eelctl interference`",
+        {"": "GPUs have room, but beside loads that slow it down beyond a limit, or it them"},
+    )
     GPU_COUNT = ("gpu_count", _CAPACITY, {"": "no node has enough whole GPUs free"})
     GPU_MIG = (
         "gpu_mig",

@@ -189,6 +189,10 @@ def find_policy_violations(policy: Policy) -> tuple[Violation, ...]:
         )
     if len({one.name for one in policy.priority_classes}) < len(policy.priority_classes):
         found.append(Violation("policy.priority_classes", "name one class twice", "give each name one priority"))
+    if len({(one.load, one.beside) for one in policy.interference}) < len(policy.interference):
+        found.append(
+            Violation("policy.interference", "name one pair twice", "give each load one slowdown beside another")
+        )
     found += find_queue_violations(policy.queues)
     if len({one.name for one in policy.reservations}) < len(policy.reservations):
         found.append(Violation("policy.reservations", "have one name twice", "give each reservation a name of its own"))
@@ -268,7 +272,8 @@ def _find_mixed_reclaims(queues: tuple[Queue, ...], parents: Mapping[str, str]) 
 
 def changes_starts(before: Policy, after: Policy) -> bool:
     """Returns whether pending work may start under one policy that waits under the other, spending limits aside."""
-    names = ("budgets", "queues", "backfill", "default_runtime_s", "reservations", "capacity_hold_s")
+    of_time = "backfill", "default_runtime_s", "reservations", "capacity_hold_s"
+    names = ("budgets", "queues", *of_time, "interference", "shared_slowdown_most")
     if any(getattr(before, name) != getattr(after, name) for name in names):
         return True
     # Agents of enforced pools keep the budgets of their nodes by themselves.
@@ -283,7 +288,7 @@ def policy_to_plain(policy: Policy) -> dict[str, Any]:
     plain: dict[str, Any] = to_plain(policy)
     default = Policy()
     queues = () if policy.queues else ("queues", "queue_half_life_s", "queue_age_limit_s")
-    for name in (*queues, "backfill", "reservations", "priority_classes"):
+    for name in (*queues, "backfill", "reservations", "priority_classes", "interference"):
         if getattr(policy, name) == getattr(default, name):
             del plain[name]
     for row, limit in zip(plain.get("spending", ()), policy.spending, strict=False):

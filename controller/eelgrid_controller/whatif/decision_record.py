@@ -121,6 +121,11 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
     state = _before(past, index, workload_id)
     watts = PriorPowerModel(catalogue).gpu
     chooser = WorkloadPlacer(state, catalogue)
+    if chooser.is_limited_by_interference(spec):
+        raise FailedPrecondition(
+            f"what {workload_id} may share a GPU with was limited, and decision files do not hold such limits; "
+            "see the decision with eelctl explain"
+        )
     within = chooser.decide_start(spec)
     queues = QueueIndex(state)
     if queues.is_active and within.hold is None:

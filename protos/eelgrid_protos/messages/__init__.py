@@ -276,12 +276,15 @@ if TYPE_CHECKING:
         WantedInstance,
     )
     from eelgrid_protos.messages.policy import (
+        ANY_LOAD,
         DEFAULT_POOL,
+        INTERFERENCE_MOST,
         OBJECTIVES,
         SPENDING_LIMITS_MOST,
         BudgetScope,
         EnergyPrices,
         EnforcementMode,
+        Interference,
         Policy,
         PoolMode,
         PowerBudget,
@@ -402,6 +405,7 @@ if TYPE_CHECKING:
         CheckpointCostSource,
         DeadlineBreach,
         GpuPreference,
+        GpuSharing,
         ImagineBudgetsRequest,
         ImagineBudgetsResponse,
         JobStatus,

@@ -1,6 +1,7 @@
 """Generated from the list in `__init__.py` by protos/generate.py; do not edit."""
 
 MODULE_OF_NAME = {
+    "ANY_LOAD": "policy",
     "ARRAY_ELEMENTS_MOST": "job_array",
     "ARRAY_VARIABLE_PREFIX": "job_array",
     "ATTEMPTS_MOST": "node",
@@ -155,6 +156,7 @@ MODULE_OF_NAME = {
     "GpuLink": "gpu",
     "GpuPreference": "workload",
     "GpuSetting": "plan",
+    "GpuSharing": "workload",
     "GpuStatus": "operator",
     "HORIZON_S": "proposals",
     "HeldAssignments": "node",
@@ -167,11 +169,13 @@ MODULE_OF_NAME = {
     "INDEX_VARIABLE": "job_array",
     "INPUT_BYTES_MOST": "node",
     "INSTANCES_PER_GPU_MOST": "reading",
+    "INTERFERENCE_MOST": "policy",
     "ImagineBudgetsRequest": "workload",
     "ImagineBudgetsResponse": "workload",
     "ImaginedOutcome": "proposals",
     "InputChunk": "node",
     "InputResult": "node",
+    "Interference": "policy",
     "Inventory": "node",
     "JobArrayRequest": "job_array",
     "JobDeadline": "job_schedule",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.queue import QUEUES_MOST, RESERVATIONS_MOST, BackfillMode, Queue, Reservation
-from eelgrid_protos.quantities import Label, Many, Name, OpenEnum, Range, Ratio, Text, Uint64
+from eelgrid_protos.quantities import Label, Many, Name, OpenEnum, Range, Ratio, RequiredLabel, Text, Uint64
 from eelgrid_protos.values import dataclass
 
 SPENDING_LIMITS_MOST = 256
@@ -204,6 +204,21 @@ class PriorityClass:
     never_preempts: bool = False
 
 
+# How much longer something takes, as a part of its time: 0.2 is a fifth.
+Slowdown = Annotated[float, Range(0.0, 100.0)]
+INTERFERENCE_MOST = 10_000
+ANY_LOAD = "*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interference:
+    """By how much a load is slowed down by another one beside it on a GPU; `*` is any load that is not named."""
+
+    load: RequiredLabel
+    beside: RequiredLabel
+    slowdown: Slowdown
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The operator's policy; the defaults change nothing on any node."""
@@ -232,3 +247,6 @@ class Policy:
     priority_classes: Annotated[tuple[PriorityClass, ...], Many(PRIORITY_CLASSES_MOST)] = ()
     # For so long freed capacity is held for a queue that has used less than its share; None is a 16th of the half-life.
     capacity_hold_s: Annotated[float, Range(0.0, 3e7, "s")] | None = None
+    # How loads that share a GPU slow each other down, and the limit for those that state none.
+    interference: Annotated[tuple[Interference, ...], Many(INTERFERENCE_MOST)] = ()
+    shared_slowdown_most: Slowdown | None = None

@@ -6,7 +6,7 @@ and progress, and list status.
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
@@ -15,7 +15,7 @@ from eelgrid_protos.messages.gang import GangPart
 from eelgrid_protos.messages.job_array import ArrayElement, ArrayStatus
 from eelgrid_protos.messages.job_schedule import JobDeadline, JobSchedule
 from eelgrid_protos.messages.plan import AttemptStatus, JobProgress, ProcessSpec, Slice
-from eelgrid_protos.messages.policy import PowerBudget, Priority, RuntimeSeconds
+from eelgrid_protos.messages.policy import PowerBudget, Priority, RuntimeSeconds, Slowdown
 from eelgrid_protos.messages.promise import LoadTarget, ServicePromise, TrainingPromise
 from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
@@ -107,6 +107,11 @@ class ResourceRequest:
     gpu_milli: GpuMilli = 0
     gpu_models: Annotated[tuple[GpuModel, ...], Many(64)] = ()
 
+    @property
+    def is_share(self) -> bool:
+        """Whether it asks for a part of a GPU, beside others."""
+        return self.gpu_count == 1 and 0 < self.gpu_milli < GPU_MILLI_WHOLE
+
     def violations(self) -> Iterator[Violation]:
         """Checks that a share is of one GPU; several GPUs are allocated whole."""
         if self.gpu_count == 0 and self.gpu_milli != 0:
@@ -132,6 +137,14 @@ class GpuPreference:
         """Checks that it names models."""
         if not self.models:
             yield Violation("models", "is empty", "name the GPU models that are preferred, or leave out the preference")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSharing:
+    """The load that a workload puts on a GPU that it shares, and by how much others may slow it down; None is the policy's limit."""
+
+    load: Label = ""
+    slowdown_most: Slowdown | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,11 +193,21 @@ class WorkloadSpec:
     gang: GangPart | None = None
     gpu_preference: GpuPreference | None = None
     model_data: ModelData | None = None
+    gpu_sharing: GpuSharing | None = None
 
     @property
     def may_run_again(self) -> bool:
         """Whether it may start a second time by itself, after something other than its program ended it."""
         return self.schedule is None or not self.schedule.no_requeue
+
+    @property
+    def shared_load(self) -> GpuSharing | None:
+        """What it puts on a GPU that it shares, by the name of the load or of a service's profile; None if it shares none."""
+        if not self.request.is_share:
+            return None
+        sharing = self.gpu_sharing or GpuSharing()
+        profile = "" if self.service is None else self.service.profile
+        return sharing if sharing.load or not profile else replace(sharing, load=profile)
 
     @property
     def has_promised_deadline(self) -> bool:
@@ -217,6 +240,10 @@ class WorkloadSpec:
         if self.gpu_preference is not None and not self.request.gpu_count:
             yield Violation(
                 "gpu_preference.models", "names a model but the request asks for no GPU", "set gpu_count or drop it"
+            )
+        if self.gpu_sharing is not None and not self.request.is_share:
+            yield Violation(
+                "gpu_sharing", "is set, but no share of a GPU is asked for", "ask for a share of one, or drop it"
             )
         if self.gang is not None:
             is_sliced = self.service is not None and self.service.slices

@@ -176,7 +176,7 @@ class PriorityClass(_message.Message):
     def __init__(self, name: _Optional[str] = ..., priority: _Optional[int] = ..., never_preempts: bool = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement", "budgets", "prices", "spending", "queues", "queue_half_life_s", "queue_age_limit_s", "backfill", "default_runtime_s", "reservations", "priority_classes", "capacity_hold_s")
+    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement", "budgets", "prices", "spending", "queues", "queue_half_life_s", "queue_age_limit_s", "backfill", "default_runtime_s", "reservations", "priority_classes", "capacity_hold_s", "interference", "shared_slowdown_most")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,8 @@ class Policy(_message.Message):
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_CLASSES_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_HOLD_S_FIELD_NUMBER: _ClassVar[int]
+    INTERFERENCE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_SLOWDOWN_MOST_FIELD_NUMBER: _ClassVar[int]
     revision: int
     objective: str
     weights: Weights
@@ -215,4 +217,16 @@ class Policy(_message.Message):
     reservations: _containers.RepeatedCompositeFieldContainer[_queue_pb2.Reservation]
     priority_classes: _containers.RepeatedCompositeFieldContainer[PriorityClass]
     capacity_hold_s: float
-    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ..., budgets: _Optional[_Iterable[_Union[PowerBudget, _Mapping]]] = ..., prices: _Optional[_Union[EnergyPrices, _Mapping]] = ..., spending: _Optional[_Iterable[_Union[SpendingLimit, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[_queue_pb2.Queue, _Mapping]]] = ..., queue_half_life_s: _Optional[float] = ..., queue_age_limit_s: _Optional[float] = ..., backfill: _Optional[_Union[_queue_pb2.BackfillMode, str]] = ..., default_runtime_s: _Optional[float] = ..., reservations: _Optional[_Iterable[_Union[_queue_pb2.Reservation, _Mapping]]] = ..., priority_classes: _Optional[_Iterable[_Union[PriorityClass, _Mapping]]] = ..., capacity_hold_s: _Optional[float] = ...) -> None: ...
+    interference: _containers.RepeatedCompositeFieldContainer[Interference]
+    shared_slowdown_most: float
+    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ..., budgets: _Optional[_Iterable[_Union[PowerBudget, _Mapping]]] = ..., prices: _Optional[_Union[EnergyPrices, _Mapping]] = ..., spending: _Optional[_Iterable[_Union[SpendingLimit, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[_queue_pb2.Queue, _Mapping]]] = ..., queue_half_life_s: _Optional[float] = ..., queue_age_limit_s: _Optional[float] = ..., backfill: _Optional[_Union[_queue_pb2.BackfillMode, str]] = ..., default_runtime_s: _Optional[float] = ..., reservations: _Optional[_Iterable[_Union[_queue_pb2.Reservation, _Mapping]]] = ..., priority_classes: _Optional[_Iterable[_Union[PriorityClass, _Mapping]]] = ..., capacity_hold_s: _Optional[float] = ..., interference: _Optional[_Iterable[_Union[Interference, _Mapping]]] = ..., shared_slowdown_most: _Optional[float] = ...) -> None: ...
+
+class Interference(_message.Message):
+    __slots__ = ("load", "beside", "slowdown")
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    load: str
+    beside: str
+    slowdown: float
+    def __init__(self, load: _Optional[str] = ..., beside: _Optional[str] = ..., slowdown: _Optional[float] = ...) -> None: ...

@@ -118,7 +118,7 @@ class ResourceRequest(_message.Message):
     def __init__(self, cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_count: _Optional[int] = ..., gpu_milli: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkloadSpec(_message.Message):
-    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training", "required_traits", "process", "never_preempts", "priority_class", "evicted_by_engine", "expected_runtime_s", "schedule", "array", "deadline", "gang", "gpu_preference", "model_data")
+    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training", "required_traits", "process", "never_preempts", "priority_class", "evicted_by_engine", "expected_runtime_s", "schedule", "array", "deadline", "gang", "gpu_preference", "model_data", "gpu_sharing")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +151,7 @@ class WorkloadSpec(_message.Message):
     GANG_FIELD_NUMBER: _ClassVar[int]
     GPU_PREFERENCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_DATA_FIELD_NUMBER: _ClassVar[int]
+    GPU_SHARING_FIELD_NUMBER: _ClassVar[int]
     name: str
     namespace: str
     user: str
@@ -176,7 +177,16 @@ class WorkloadSpec(_message.Message):
     gang: _gang_pb2.GangPart
     gpu_preference: GpuPreference
     model_data: ModelData
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ..., required_traits: _Optional[_Iterable[str]] = ..., process: _Optional[_Union[_plan_pb2.ProcessSpec, _Mapping]] = ..., never_preempts: bool = ..., priority_class: _Optional[str] = ..., evicted_by_engine: bool = ..., expected_runtime_s: _Optional[float] = ..., schedule: _Optional[_Union[JobSchedule, _Mapping]] = ..., array: _Optional[_Union[_job_array_pb2.ArrayElement, _Mapping]] = ..., deadline: _Optional[_Union[JobDeadline, _Mapping]] = ..., gang: _Optional[_Union[_gang_pb2.GangPart, _Mapping]] = ..., gpu_preference: _Optional[_Union[GpuPreference, _Mapping]] = ..., model_data: _Optional[_Union[ModelData, _Mapping]] = ...) -> None: ...
+    gpu_sharing: GpuSharing
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ..., required_traits: _Optional[_Iterable[str]] = ..., process: _Optional[_Union[_plan_pb2.ProcessSpec, _Mapping]] = ..., never_preempts: bool = ..., priority_class: _Optional[str] = ..., evicted_by_engine: bool = ..., expected_runtime_s: _Optional[float] = ..., schedule: _Optional[_Union[JobSchedule, _Mapping]] = ..., array: _Optional[_Union[_job_array_pb2.ArrayElement, _Mapping]] = ..., deadline: _Optional[_Union[JobDeadline, _Mapping]] = ..., gang: _Optional[_Union[_gang_pb2.GangPart, _Mapping]] = ..., gpu_preference: _Optional[_Union[GpuPreference, _Mapping]] = ..., model_data: _Optional[_Union[ModelData, _Mapping]] = ..., gpu_sharing: _Optional[_Union[GpuSharing, _Mapping]] = ...) -> None: ...
+
+class GpuSharing(_message.Message):
+    __slots__ = ("load", "slowdown_most")
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_MOST_FIELD_NUMBER: _ClassVar[int]
+    load: str
+    slowdown_most: float
+    def __init__(self, load: _Optional[str] = ..., slowdown_most: _Optional[float] = ...) -> None: ...
 
 class ModelData(_message.Message):
     __slots__ = ("data_names", "worth_w")
