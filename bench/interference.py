@@ -3,7 +3,7 @@
 Jobs of one V100 come to 32 of them and leave when their work is done. On a GPU of its own a job runs at its rate alone; beside
 another one at the rate that was measured for that pair (Gavel, OSDI 2020), or not at all where the two do not fit into its
 memory. The same arrivals are played through the core on whole GPUs, on halves beside any job that fits into memory, and on
-halves within limits, once with only half of the pairs known.
+halves where Eelgrid knows the pairs, without limits and within some, once with only half of the pairs known.
 """
 
 import csv
@@ -33,7 +33,8 @@ from eelgrid_protos.messages import (
 _NS = 10**9
 _NODES, _NODE_GPUS = 8, 4
 _GPU = "v100"
-_WHOLE, _ANY = "whole GPUs", "any that fits"
+# Slowdowns are infinite beside whatever does not fit into memory, and below this beside anything else.
+_NO_LIMIT = 100.0
 # Work alone, in seconds: as Gavel draws it, but at the most so many hours.
 _NEARLY = 1e-6
 _WORK_S = 1800.0, 36_000.0
@@ -213,7 +214,10 @@ def main(options: Options) -> int:
     slowdowns = read_slowdowns(options.data / "gavel" / "pairs.csv")
     loads = sorted({one for one, _ in slowdowns})
     limits = (0.25, 0.5, 1.0)
-    kinds = [_WHOLE, _ANY, *(f"at most {limit:.0%}" for limit in limits), "at most 50%, half known"]
+    # Beside any job that fits, whatever that costs: all that is known is what fits.
+    fits = dict.fromkeys(slowdowns, 0.0)
+    kinds = ["whole GPUs", "any that fits", "no limit", *(f"at most {limit:.0%}" for limit in limits)]
+    kinds.append("at most 50%, half known")
     amounts = (0.7, 1.0, 1.2)
     progress, rows = Progress("runs"), []
     for amount in amounts:
@@ -222,7 +226,8 @@ def main(options: Options) -> int:
             half = choose_half(random.Random(seed), slowdowns)
             plans = [
                 (slowdowns, None),
-                (slowdowns, 100.0),
+                (fits, _NO_LIMIT),
+                (slowdowns, _NO_LIMIT),
                 *((slowdowns, limit) for limit in limits),
                 (half, 0.5),
             ]

@@ -352,3 +352,24 @@ def test_pods_say_it_in_annotations():
     notes = {well_known.ANNOTATION_GPU_LOAD: "whisper", well_known.ANNOTATION_GPU_SLOWDOWN: "20%"}
     assert annotations.parse_gpu_sharing(notes) == GpuSharing(load="whisper", slowdown_most=0.2)
     assert annotations.parse_gpu_sharing({}) is None
+
+
+@pytest.mark.parametrize("order", [("x", "y"), ("y", "x")])
+@pytest.mark.parametrize(("slowdown", "beside"), [(0.4, "y"), (0.01, "x")])
+def test_of_gpus_within_limits_the_one_is_taken_where_loads_slow_each_other_down_least(order, slowdown, beside):
+    known = [("n", "x", slowdown), ("x", "n", 0.0), ("n", "y", 0.1), ("y", "n", 0.05)]
+    pairs = tuple(Interference(load=one, beside=other, slowdown=value) for one, other, value in known)
+    core = start(build_node("n", gpus=2), pairs=pairs)
+    for load in order:
+        submit(core, load, load, milli=600)
+    placed = submit(core, "n", "n", milli=300)
+    assert gpus_of(placed) == gpus_of(core.state.workloads[beside])
+
+
+def test_an_idle_gpu_is_woken_only_where_that_costs_less_than_the_slowdown():
+    for slowdown, wakes in ((0.02, False), (1.0, True)):
+        pairs = tuple(Interference(load=one, beside=other, slowdown=slowdown) for one, other in ("ab", "ba"))
+        core = start(build_node("n", gpus=2), pairs=pairs)
+        submit(core, "first", "a", milli=500)
+        second = submit(core, "second", "b", milli=500)
+        assert (gpus_of(second) != gpus_of(core.state.workloads["first"])) is wakes

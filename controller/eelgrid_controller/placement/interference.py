@@ -10,8 +10,13 @@ pairs are all that is known. A pair that nobody measured has no bound, so that i
 negative: who joins never relieves those that are there, and the loads that may join are counted one by one.
 
 Whoever states no limit bears everything, but also does not join those whose limit it would exceed.
+
+Among GPUs within limits, work that is slowed down holds its share for longer: a slowdown s of a share that draws P watts
+costs s P, of whoever joins and of those that are there; P is that of whoever joins, since shares of a GPU are of one order.
+A pair that nobody measured counts there as taking turns, s = 1.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +35,8 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 _UNKNOWN = GpuSharing()
 _NEARLY = 1e-9
 _SEEN_LEAST = 16
+# How much longer each of two loads takes that have a GPU in turns.
+_TAKING_TURNS = 1.0
 
 
 def list_sharing(
@@ -82,6 +89,17 @@ class InterferenceRules:
         """Returns by how much one load is slowed down beside another, as a part of its time; infinite if nobody measured it."""
         keys = (load, beside), (load, ANY_LOAD), (ANY_LOAD, beside), (ANY_LOAD, ANY_LOAD)
         return next((self._slowdowns[key] for key in keys if key in self._slowdowns), math.inf)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether any pair was measured."""
+        return bool(self._slowdowns)
+
+    def sum_added(self, loads: Iterable[GpuSharing], newcomer: GpuSharing) -> float:
+        """Sums by how much a newcomer and those on a GPU would slow each other down."""
+        pairs = (pair for one in loads for pair in ((newcomer.load, one.load), (one.load, newcomer.load)))
+        slowdowns = itertools.starmap(self.find_slowdown, pairs)
+        return sum(slowdown if math.isfinite(slowdown) else _TAKING_TURNS for slowdown in slowdowns)
 
     def find_limit(self, one: GpuSharing) -> float | None:
         """Returns by how much a load may be slowed down; None for no limit."""
@@ -177,7 +195,7 @@ class SharedGpus:
         load = spec.shared_load
         if load is None or (spec.service is not None and spec.service.slices):
             return False
-        return self._has_limits or rules.find_limit(load) is not None
+        return self._has_limits or rules.has_pairs or rules.find_limit(load) is not None
 
     def find_limited(self, rules: InterferenceRules) -> frozenset[str]:
         """Finds the GPUs on which a load has a limit, by UUID."""
@@ -196,10 +214,11 @@ class SharedGpus:
         spec: WorkloadSpec,
         rules: InterferenceRules,
         altered: Mapping[str, Mapping[str, tuple[GpuSharing, ...]]],
+        added_below: float = math.inf,
     ) -> tuple[Snapshot, int]:
         """Returns a snapshot in which GPUs have no more room for a workload than limits allow, and how many nodes that closes.
 
-        `altered` are the loads on nodes that differ from the state. An idle GPU keeps its whole room, since it must look idle:
+        GPUs are closed as well where it would add up to slowdowns of `added_below` or more. `altered` are the loads on nodes that differ from the state. An idle GPU keeps its whole room, since it must look idle:
         of several replicas more may be placed there than bear each other.
         """
         request, newcomer = spec.request, spec.shared_load or _UNKNOWN
@@ -216,7 +235,8 @@ class SharedGpus:
                 if loads is None:
                     continue
                 if loads not in joining:
-                    joining[loads] = rules.count_joining(loads, newcomer, most)
+                    is_quiet = math.isinf(added_below) or rules.sum_added(loads, newcomer) < added_below - _NEARLY
+                    joining[loads] = rules.count_joining(loads, newcomer, most) if is_quiet else 0
                 room_milli = (joining[loads] + 1) * request.gpu_milli - 1
                 if joining[loads] < most and gpu_free[rows[name], slot] > room_milli:
                     gpu_free[rows[name], slot] = room_milli

@@ -29,7 +29,7 @@ from eelgrid_controller.placement.interference import (
     choose_bearable,
     list_sharing,
 )
-from eelgrid_controller.placement.planner import PlacementDecision, Planner, make_task
+from eelgrid_controller.placement.planner import DEFAULT_PLACEMENT_POLICY, PlacementDecision, Planner, make_task
 from eelgrid_controller.placement.power import ExceededBudget, PowerAdmission, PriorPowerModel
 from eelgrid_controller.placement.snapshot import RoomCount, Snapshot, SnapshotMirror
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -55,6 +55,8 @@ NO_RECORDS: Mapping[str, NodeRecord] = MappingProxyType({})
 _SEARCHES_MOST = 8
 # For gangs under engine rules: how many first places are tried before the gang waits.
 _FIRST_PLACES_MOST = 8
+# How often a place is sought where loads slow each other down less.
+_QUIETER_TRIES = 3
 # The key of replicas that are placed one after another; no workload has it.
 _COMING = "\x00coming"
 _VIEWS_MOST = 64  # each holds a candidate index: some megabytes in a fleet of thousands of nodes
@@ -286,7 +288,7 @@ class WorkloadPlacer:
     ) -> PlacementDecision:
         """Decides within limits on interference, where there are any."""
         if self.is_limited_by_interference(spec):
-            return self._decide_within_limits(ground, spec, workload_id, closed)
+            return self._decide_within_limits(ground, planner, spec, workload_id, closed)
         return self._decide_on_nodes(ground, planner, spec, workload_id, closed)
 
     def is_limited_by_interference(self, spec: WorkloadSpec) -> bool:
@@ -306,7 +308,7 @@ class WorkloadPlacer:
                 yield LimitedGpu(name, uuid, *self._limits.find_obstacle(loads, newcomer))
 
     def _decide_within_limits(
-        self, ground: _Ground, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
+        self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
     ) -> PlacementDecision:
         limits = self._limits
         first: PlacementDecision | None = None
@@ -319,11 +321,15 @@ class WorkloadPlacer:
             here, removed = self._sharing.close_gpus(ground.snapshot, spec, limits, sharing)
             left = replace(spec, replicas=spec.replicas - len(placed))
             self.searches += 1
-            found = self._decide_on_nodes(ground._replace(snapshot=here), self._within, left, workload_id, closed)
+            # Where nothing is closed, the index of the cluster as it is will do.
+            chooser = planner if here is ground.snapshot else self._within
+            found = self._decide_on_nodes(ground._replace(snapshot=here), chooser, left, workload_id, closed)
             first = first or found
             if not found.placements:
                 return replace(count_apart(found, removed, "interference"), room=len(placed) + found.room)
             new = choose_bearable(found.placements, self._sharing.on_gpus(found.placements, sharing), spec, limits)
+            if spec.replicas == 1 and new:
+                return self._choose_quieter(found, ground, spec, workload_id, closed, sharing)
             if len(placed) + len(new) == spec.replicas:
                 places = (replace(one, replica=number) for number, one in enumerate((*placed, *new)))
                 return replace(first, placements=tuple(places)) if placed else found
@@ -333,6 +339,44 @@ class WorkloadPlacer:
                 return replace(found, placements=(), room=len(new), removals=removals)
             ground = self._hold(ground, spec, new, len(placed))
             placed += new
+
+    def _choose_quieter(
+        self,
+        found: PlacementDecision,
+        ground: _Ground,
+        spec: WorkloadSpec,
+        workload_id: str,
+        closed: frozenset[str],
+        sharing: Mapping[str, Mapping[str, tuple[GpuSharing, ...]]],
+    ) -> PlacementDecision:
+        """Returns a decision of less cost if loads slow each other down less elsewhere, counted in watts."""
+        limits, newcomer = self._limits, spec.shared_load or GpuSharing()
+        if not limits.has_pairs or self._state.policy.placement != DEFAULT_PLACEMENT_POLICY:
+            return found
+
+        def measure(decision: PlacementDecision) -> tuple[float, float]:
+            """Returns the slowdowns that it adds, and its cost with them."""
+            (place,) = decision.placements
+            (uuid,) = place.gpu_uuids
+            gpu = self._state.nodes[place.node_name].gpu(uuid)
+            added = limits.sum_added(self._sharing.on_gpus((place,), sharing).get(uuid, ()), newcomer)
+            held_w = 0.0 if gpu is None else self._watts(gpu)[1] * spec.request.gpu_milli / GPU_MILLI_WHOLE
+            return added, _mean_cost_w(decision) + added * held_w
+
+        best, (added, least_w) = found, measure(found)
+        for _ in range(_QUIETER_TRIES):
+            if not added:
+                break
+            here, _ = self._sharing.close_gpus(ground.snapshot, spec, limits, sharing, added)
+            self.searches += 1
+            other = self._decide_on_nodes(ground._replace(snapshot=here), self._within, spec, workload_id, closed)
+            # What is left costs more and more.
+            if not other.placements or _mean_cost_w(other) >= least_w:
+                break
+            added, cost_w = measure(other)
+            if cost_w < least_w:
+                best, least_w = other, cost_w
+        return best
 
     def _hold(self, ground: _Ground, spec: WorkloadSpec, places: Sequence[Placement], before: int) -> _Ground:
         """Returns the ground with places taken by replicas of work that does not run there yet; `before` are held already."""
