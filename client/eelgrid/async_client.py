@@ -592,6 +592,11 @@ class AsyncClient:
         answer = await self._call(messages.UpdatePolicyRequest(policy=policy), messages.UpdatePolicyResponse)
         return answer.policy
 
+    def list_interference(self) -> AsyncIterator[messages.MeasuredInterference]:
+        """By how much running jobs slow each other down on shared GPUs, as measured since the controller started."""
+        request = messages.ListInterferenceRequest()
+        return self._iterate(request, messages.ListInterferenceResponse, lambda page: page.pairs)
+
     # Queues
 
     def list_queues(self) -> AsyncIterator[messages.QueueStatus]:

@@ -583,6 +583,11 @@ class Client:
         answer = self._call(messages.UpdatePolicyRequest(policy=policy), messages.UpdatePolicyResponse)
         return answer.policy
 
+    def list_interference(self) -> Iterator[messages.MeasuredInterference]:
+        """By how much running jobs slow each other down on shared GPUs, as measured since the controller started."""
+        request = messages.ListInterferenceRequest()
+        return self._iterate(request, messages.ListInterferenceResponse, lambda page: page.pairs)
+
     # Queues
 
     def list_queues(self) -> Iterator[messages.QueueStatus]:

@@ -128,7 +128,7 @@ FEDERATION_SERVICE = _service("FederationService", "ListClusters GetDispatch")
 OPERATOR_SERVICE = _service(
     "OperatorService",
     "WhoAmI GetSummary GetOverview ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload "
-    "ExplainWorkload ListPlans GetPolicy UpdatePolicy ListQueues MoveToQueue HoldWorkload ReleaseWorkload RequeueWorkload WhatIf PlanCapacity StartShadow "
+    "ExplainWorkload ListPlans GetPolicy UpdatePolicy ListInterference ListQueues MoveToQueue HoldWorkload ReleaseWorkload RequeueWorkload WhatIf PlanCapacity StartShadow "
     "GetShadow StopShadow RecommendMoves ApplyMoves ScaleWorkload RecordPoints ListPoints ReportProgress ListPromises "
     "ImagineBudgets RecommendPartitions ApplyPartitions ListPartitions QueryEnergy ListSpending "
     "QueryEnergyReport ConfirmEnergyExport ListEnergyExporters RemoveEnergyExporter "

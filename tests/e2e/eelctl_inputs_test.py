@@ -130,6 +130,13 @@ COMMANDS = {
     "interference apply": Use(
         ("-f", "pairs.csv", "--dry-run"), 2, ((("-f", "broken.yaml"), REFUSED, "load, beside, slowdown"),)
     ),
+    # Nothing was measured in this cluster.
+    "interference adopt": Use(
+        ("--dry-run",),
+        REFUSED,
+        ((("whisper",), WRONG_USE, "both loads"), (("whisper", "resnet-50"), NO_SUCH, "whisper")),
+        code=REFUSED,
+    ),
     "interference remove": Use(
         ("known", "*"),
         2,

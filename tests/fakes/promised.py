@@ -19,6 +19,8 @@ class FakePromises:
     room: int = 100
     points: dict[tuple, MeasuredPoint] = field(default_factory=dict)
     answer: messages.ListPromisesResponse = field(default_factory=messages.ListPromisesResponse)
+    # What running jobs have measured.
+    interference: list[messages.MeasuredInterference] = field(default_factory=list)
     # What the GPUs below any budget draw.
     drawn_w: float | None = None
     progress: list[tuple[str, float]] = field(default_factory=list)
@@ -39,6 +41,9 @@ class FakePromises:
     async def list_points(self, request: Any, context: Any) -> messages.ListPointsResponse:
         rows = [point for point in self.points.values() if request.profile in {"", point.profile}]
         return messages.ListPointsResponse(points=tuple(rows), total=len(rows))
+
+    async def list_interference(self, request: Any, context: Any) -> messages.ListInterferenceResponse:
+        return messages.ListInterferenceResponse(pairs=tuple(self.interference), total=len(self.interference))
 
     async def report_progress(self, request: Any, context: Any) -> messages.ReportProgressResponse:
         self.find(request.workload_id)

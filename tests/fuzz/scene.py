@@ -37,6 +37,7 @@ from eelgrid_protos.messages import (
     Inventory,
     ListEnergyExportersRequest,
     ListGpusRequest,
+    ListInterferenceRequest,
     ListNodesRequest,
     ListPartitionsRequest,
     ListPlansRequest,
@@ -302,6 +303,7 @@ class Scene:
             (ListPromisesRequest(), api.list_promises),
             (ListPartitionsRequest(), api.list_partitions),
             (ListPointsRequest(), api.list_points),
+            (ListInterferenceRequest(), api.list_interference),
         ):
             answer = await call(request)
             self._expect(answer.omitted == 0, f"{type(answer).__name__} leaves {answer.omitted} elements out")

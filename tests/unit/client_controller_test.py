@@ -130,6 +130,7 @@ async def test_proposals_measurements_and_energy(tmp_path, connect):
         assert await client.record_points([point]) == 1
         assert await collect(client.list_points(profile="llama")) == [point]
         assert (await client.list_promises()).services == ()
+        assert await collect(client.list_interference()) == []
         budget = PowerBudget(scope=messages.BudgetScope.CLUSTER, limit_w=5000.0)
         assert (await client.imagine_budgets([budget])).budgets[0].budget == budget
         assert (await client.list_spending()).limits == ()

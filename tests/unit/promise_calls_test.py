@@ -1,6 +1,7 @@
-"""The calls about promises over a real server: scale, points page by page, progress, and what is refused."""
+"""The calls about promises over a real server: scale, points and measured pairs page by page, progress, and refusals."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,18 @@ from tests.builders.server import run_controller
 
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
+    AttemptState,
+    AttemptStatus,
+    GpuSharing,
+    JobProgress,
     LatencyMetric,
     LatencyObjective,
+    ListInterferenceRequest,
     ListPointsRequest,
     ListPromisesRequest,
     MeasuredPoint,
+    Mobility,
+    ProcessSpec,
     QuantileLatency,
     RecordPointsRequest,
     ReportProgressRequest,
@@ -73,6 +81,47 @@ async def test_points_come_back_in_order_and_survive_a_restart(tmp_path: Path) -
         assert pages == [[("a", 1), ("a", 4), ("a", 8), ("b", 1)], [("b", 4), ("b", 8)]]
         one = await rig.operators.list_points(ListPointsRequest(profile="b"))
         assert (one.total, one.points[0]) == (3, point(1, "b"))
+
+
+async def test_measured_pairs_come_page_by_page(tmp_path: Path) -> None:
+    steps, time_s = 0, 0.0
+    async with run_controller(tmp_path) as rig:
+
+        async def submit(key: str) -> None:
+            process = ProcessSpec(argv=("true",), working_directory="/")
+            sharing = GpuSharing(load=key)
+            request = build_request(key, milli=300, process=process, mobility=Mobility.FIXED, gpu_sharing=sharing)
+            assert (await rig.operators.submit_workload(request)).workload.placements
+
+        async def report(key: str, step_s: float = 1.0, *, is_over: bool = False) -> None:
+            """A hundred steps of a job, or its end."""
+            nonlocal steps, time_s
+            statuses = []
+            for _ in range(1 if is_over else 100):
+                steps, time_s = steps + 1, time_s + step_s
+                status = AttemptStatus(workload_id=key, replica=0, attempt=1, state=AttemptState.RUNNING, started_ns=1)
+                changes = {"state": AttemptState.ENDED, "exit_code": 0} if is_over else {}
+                progress = JobProgress(step=steps, time_ns=int(time_s * 1e9))
+                statuses.append(replace(status, progress=progress, **changes))
+            await rig.controller.loop.command(lambda core, now_ns: core.record_attempts("n1", statuses, now_ns=now_ns))
+
+        await rig.join(build_node(gpus=1, runs_processes=True))
+        await submit("a")
+        await report("a")
+        for key, step_s in (("b", 1.25), ("c", 1.5)):
+            await submit(key)
+            await report("a", step_s)
+            await report(key, is_over=True)
+        first = await rig.operators.list_interference(ListInterferenceRequest(page_size=1))
+        second = await rig.operators.list_interference(
+            ListInterferenceRequest(page_size=1, page_token=first.next_page_token)
+        )
+        assert [(one.load, one.beside, one.jobs) for one in (*first.pairs, *second.pairs)] == [
+            ("a", "b", 1),
+            ("a", "c", 1),
+        ]
+        assert [one.slowdown for one in (*first.pairs, *second.pairs)] == pytest.approx([0.25, 0.5])
+        assert (first.total, second.next_page_token) == (2, "")
 
 
 async def test_progress_is_of_jobs_that_run_and_were_promised_anything(tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
 """eelctl interference: by how much loads that share a GPU slow each other down, and how much work has to bear.
 
-Both are part of the policy, so that a change carries the revision that it is based on, as `eelctl policy set` does. The
-options of commands that submit work are here, too.
+Both are part of the policy, so that a change carries the revision that it is based on, as `eelctl policy set` does. What the
+controller has measured of running jobs is shown beside it, and adopted into it. The options of commands that submit work are
+here, too.
 """
 
 import csv
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -17,6 +18,7 @@ from eelgrid_controller.cli.connection import (
     NameNotFound,
     RequestRefused,
     connect_operators,
+    iterate_pages,
     output_option,
     read_input,
 )
@@ -28,6 +30,8 @@ from eelgrid_protos.messages import (
     GetPolicyRequest,
     GpuSharing,
     Interference,
+    ListInterferenceRequest,
+    MeasuredInterference,
     Policy,
     UpdatePolicyRequest,
 )
@@ -39,6 +43,9 @@ _PERCENT = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,6})?)\s*(%?)")
 _FIELDS = ("load", "beside", "slowdown")
 _LETTERS_MOST = 8 << 20
 _NO_LIMIT = "none"
+# Of what was measured: a thousandth, since paces are known to a twentieth.
+_DECIMALS = 3
+_MEASURED_HOW = "jobs tell their pace with eelgrid.progress, and need a minute alone and a minute beside another load"
 
 
 def parse_slowdown(text: str) -> float:
@@ -109,14 +116,53 @@ def _describe_default(policy: Policy) -> str:
     return f"work that states no limit is slowed down by {format_slowdown(most)} at the most"
 
 
+def _list_measured(client: Any, settings: CliSettings) -> list[MeasuredInterference]:
+    request = ListInterferenceRequest()
+    return list(iterate_pages(client.list_interference, request, "pairs", timeout_s=settings.timeout_s))
+
+
+def _sort_key(pair: tuple[str, str]) -> tuple[bool, str, bool, str]:
+    load, beside = pair
+    return load == ANY_LOAD, load, beside == ANY_LOAD, beside
+
+
 def _in_order(pairs: Sequence[Interference]) -> tuple[Interference, ...]:
-    return tuple(sorted(pairs, key=lambda one: (one.load == ANY_LOAD, one.load, one.beside == ANY_LOAD, one.beside)))
+    return tuple(sorted(pairs, key=lambda one: _sort_key((one.load, one.beside))))
+
+
+class _Pair(NamedTuple):
+    """One row: what the policy says of a pair, and what running jobs have measured of it."""
+
+    load: str
+    beside: str
+    known: Interference | None
+    measured: MeasuredInterference | None
+
+
+def _join_measured(known: Sequence[Interference], measured: Sequence[MeasuredInterference]) -> list[_Pair]:
+    by_known = {(one.load, one.beside): one for one in known}
+    by_measured = {(one.load, one.beside): one for one in measured}
+    keys = sorted(by_known.keys() | by_measured.keys(), key=_sort_key)
+    return [_Pair(*key, by_known.get(key), by_measured.get(key)) for key in keys]
+
+
+def _format_measured(one: MeasuredInterference | None) -> str:
+    if one is None:
+        return ""
+    middle, least, largest = (
+        format_slowdown(round(value, _DECIMALS)) for value in (one.slowdown, one.slowdown_least, one.slowdown_largest)
+    )
+    return middle if one.jobs == 1 else f"{middle} ({least} to {largest})"
 
 
 _COLUMNS = (
-    TableColumn[Interference]("LOAD", lambda one: one.load),
-    TableColumn[Interference]("BESIDE", lambda one: one.beside),
-    TableColumn[Interference]("SLOWDOWN", lambda one: format_slowdown(one.slowdown), right=True),
+    TableColumn[_Pair]("LOAD", lambda one: one.load),
+    TableColumn[_Pair]("BESIDE", lambda one: one.beside),
+    TableColumn[_Pair]("SLOWDOWN", lambda one: format_slowdown(one.known.slowdown) if one.known else "", right=True),
+)
+_MEASURED_COLUMNS = (
+    TableColumn[_Pair]("MEASURED", lambda one: _format_measured(one.measured), right=True),
+    TableColumn[_Pair]("JOBS", lambda one: f"{one.measured.jobs}" if one.measured else "", right=True),
 )
 
 
@@ -129,14 +175,23 @@ def interference() -> None:
 @output_option
 @click.pass_obj
 def list_interference(settings: CliSettings) -> None:
-    """List measured pairs of loads, and the limit of work that states none."""
+    """List pairs of loads, and the limit of work that states none.
+
+    SLOWDOWN is what the policy says, by which work is placed. MEASURED is the median of what running jobs have measured
+    since the controller started, with the range of several jobs; eelctl interference adopt puts it into the policy.
+    """
     with connect_operators(settings) as client:
-        policy = _read_policy(client, settings)
-    rows = _in_order(policy.interference)
+        policy, measured = _read_policy(client, settings), _list_measured(client, settings)
+    rows = _join_measured(policy.interference, measured)
     lines = ["no pair of loads was measured; tell one with eelctl interference set"]
     if rows:
-        lines = text_table(_COLUMNS, rows, headers=settings.headers, colour=use_colour())
-    plain = {"interference": [to_plain(one) for one in rows], "shared_slowdown_most": policy.shared_slowdown_most}
+        columns = (*_COLUMNS, *_MEASURED_COLUMNS) if measured else _COLUMNS
+        lines = text_table(columns, rows, headers=settings.headers, colour=use_colour())
+    plain = {
+        "interference": [to_plain(one.known) for one in rows if one.known is not None],
+        "measured": [to_plain(one.measured) for one in rows if one.measured is not None],
+        "shared_slowdown_most": policy.shared_slowdown_most,
+    }
     print_plain(settings, plain, [*lines, _describe_default(policy)])
 
 
@@ -162,6 +217,47 @@ def set_interference(settings: CliSettings, load: str, beside: str, slowdown: fl
         others = tuple(one for one in policy.interference if (one.load, one.beside) != (load, beside))
         _update(client, settings, replace(policy, interference=_in_order((*others, wanted))))
     print_plain(settings, to_plain(wanted), [f"{load} is slowed down by {format_slowdown(slowdown)} beside {beside}"])
+
+
+@interference.command()
+@click.argument("load", required=False)
+@click.argument("beside", required=False)
+@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
+@output_option
+@click.pass_obj
+def adopt(settings: CliSettings, load: str | None, beside: str | None, dry_run: bool) -> None:
+    """Put what running jobs have measured into the policy: of LOAD beside BESIDE, or of all pairs. Requires the role admin.
+
+    Pairs that nobody measured stay as they are. What was measured is in eelctl interference list.
+    """
+    if load is not None and beside is None:
+        raise click.UsageError("name both loads, or none for all pairs that were measured")
+    with connect_operators(settings) as client:
+        policy, measured = _read_policy(client, settings), _list_measured(client, settings)
+        if load is not None:
+            measured = [one for one in measured if (one.load, one.beside) == (load, beside)]
+            if not measured:
+                raise NameNotFound(f"nothing was measured of {load!r} beside {beside!r}", _MEASURED_HOW)
+        if not measured:
+            raise RequestRefused("no pair of loads was measured by running jobs", _MEASURED_HOW)
+        pairs = {(one.load, one.beside): one for one in policy.interference}
+        adopted, lines = [], []
+        for one in measured:
+            before = pairs.get((one.load, one.beside))
+            wanted = Interference(load=one.load, beside=one.beside, slowdown=round(one.slowdown, _DECIMALS))
+            if wanted != before:
+                pairs[one.load, one.beside] = wanted
+                adopted.append({**to_plain(wanted), "before": before and before.slowdown, "jobs": one.jobs})
+                lines.append(_describe_change(before, wanted, one.jobs))
+        if adopted and not dry_run:
+            _update(client, settings, replace(policy, interference=_in_order(tuple(pairs.values()))))
+    lines = lines or ["no pair changes: the policy has what was measured"]
+    print_plain(settings, {"adopted": adopted}, ["dry run: nothing was changed", *lines] if dry_run else lines)
+
+
+def _describe_change(before: Interference | None, wanted: Interference, jobs: int) -> str:
+    known = "not set" if before is None else format_slowdown(before.slowdown)
+    return f"{wanted.load} beside {wanted.beside}: {known} -> {format_slowdown(wanted.slowdown)} ({count_noun(jobs, 'job')})"
 
 
 def read_pairs(text: str, name: str) -> tuple[Interference, ...]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from eelgrid_controller.core.claimed_starts import may_have_started
+from eelgrid_controller.core.interference_estimates import InterferenceEstimates
 from eelgrid_controller.core.job_control import plan_end
 from eelgrid_controller.core.progress_estimates import ProgressEstimates
 from eelgrid_controller.core.quarantine import Quarantine
@@ -46,6 +47,7 @@ class AttemptReports:
         """`observers` are called with each status of a current attempt."""
         self._state, self._quarantine, self._observers = state, quarantine, observers
         self._progress = ProgressEstimates(state)
+        self.interference = InterferenceEstimates(state)
         self.recovered = RecoveredEnds(state)
         # By node, workload, replica and attempt: what was told of attempts whose start is not known yet.
         self._early: dict[str, dict[tuple[str, int, int], AttemptStatus]] = {}
@@ -79,6 +81,7 @@ class AttemptReports:
                 continue
             for observe in self._observers:
                 observe(status)
+            self.interference.observe(workload, status)
             expected = self._progress.observe(workload, status, now_ns)
             if expected is not None:
                 do(expected)

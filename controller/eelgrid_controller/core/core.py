@@ -171,6 +171,7 @@ class Core:
         self.list_evictions = self._preemptions.list_evictions
         observers = self._preemptions.record_checkpoint, self.checkpoints.record
         self._reports = AttemptReports(state, Quarantine(state, is_on=quarantines), observers)
+        self.list_interference = self._reports.interference.list_measured
         self._takeover = Takeover(state, self._reports)
         self._holds = CapacityHolds(state, self._chooser, self.queues, self._backfill)
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill, self._holds)

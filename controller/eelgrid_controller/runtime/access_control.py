@@ -28,7 +28,7 @@ _OPERATORS_CALLS: Mapping[Role | None, str] = {
     # What is tried on copies changes nothing, and so does a recommendation.
     Role.VIEWER: (
         "GetSummary WatchSummary GetOverview ListNodes ListGpus GetWorkload ListWorkloads WatchWorkloads "
-        "ExplainWorkload ListPlans GetPolicy WhatIf PlanCapacity GetShadow RecommendMoves ListPoints ListPromises ImagineBudgets "
+        "ExplainWorkload ListPlans GetPolicy ListInterference WhatIf PlanCapacity GetShadow RecommendMoves ListPoints ListPromises ImagineBudgets "
         "RecommendPartitions ListPartitions QueryEnergy QueryEnergyReport ListEnergyExporters "
         "ListSpending ListQueues ExportDecision"
     ),

@@ -9,7 +9,7 @@ from eelgrid_protos.messages.gpu import Gpu
 from eelgrid_protos.messages.job_array import JobArrayRequest
 from eelgrid_protos.messages.node import InputBytes, Inventory, LogText, OutputBytes
 from eelgrid_protos.messages.plan import NodePlan, PlanApplied, TerminalSize
-from eelgrid_protos.messages.policy import Policy
+from eelgrid_protos.messages.policy import MeasuredInterference, Policy
 from eelgrid_protos.messages.queue import QueueStatus
 from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST
 from eelgrid_protos.messages.workload import Workload, WorkloadPhase, WorkloadSpec
@@ -488,6 +488,24 @@ class UpdatePolicyResponse:
     """The accepted policy."""
 
     policy: Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListInterferenceRequest:
+    """Asks for a page of measured pairs of loads."""
+
+    page_size: Uint32 = 0
+    page_token: PageToken = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListInterferenceResponse:
+    """A page of measured pairs, by their loads."""
+
+    pairs: Annotated[tuple[MeasuredInterference, ...], Many(PAGE_SIZE_MOST)] = ()
+    next_page_token: PageToken = ""
+    total: Uint32 = 0
+    omitted: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.queue import QUEUES_MOST, RESERVATIONS_MOST, BackfillMode, Queue, Reservation
-from eelgrid_protos.quantities import Label, Many, Name, OpenEnum, Range, Ratio, RequiredLabel, Text, Uint64
+from eelgrid_protos.quantities import Label, Many, Name, OpenEnum, Range, Ratio, RequiredLabel, Text, Uint32, Uint64
 from eelgrid_protos.values import dataclass
 
 SPENDING_LIMITS_MOST = 256
@@ -205,7 +205,8 @@ class PriorityClass:
 
 
 # How much longer something takes, as a part of its time: 0.2 is a fifth.
-Slowdown = Annotated[float, Range(0.0, 100.0)]
+SLOWDOWN_MOST = 100.0
+Slowdown = Annotated[float, Range(0.0, SLOWDOWN_MOST)]
 INTERFERENCE_MOST = 10_000
 ANY_LOAD = "*"
 
@@ -217,6 +218,18 @@ class Interference:
     load: RequiredLabel
     beside: RequiredLabel
     slowdown: Slowdown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredInterference:
+    """By how much running jobs of a load were slowed down beside another one on a GPU: median, least and largest of them."""
+
+    load: RequiredLabel
+    beside: RequiredLabel
+    slowdown: Slowdown
+    slowdown_least: Slowdown
+    slowdown_largest: Slowdown
+    jobs: Uint32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -230,3 +230,19 @@ class Interference(_message.Message):
     beside: str
     slowdown: float
     def __init__(self, load: _Optional[str] = ..., beside: _Optional[str] = ..., slowdown: _Optional[float] = ...) -> None: ...
+
+class MeasuredInterference(_message.Message):
+    __slots__ = ("load", "beside", "slowdown", "slowdown_least", "slowdown_largest", "jobs")
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_LEAST_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_LARGEST_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    load: str
+    beside: str
+    slowdown: float
+    slowdown_least: float
+    slowdown_largest: float
+    jobs: int
+    def __init__(self, load: _Optional[str] = ..., beside: _Optional[str] = ..., slowdown: _Optional[float] = ..., slowdown_least: _Optional[float] = ..., slowdown_largest: _Optional[float] = ..., jobs: _Optional[int] = ...) -> None: ...

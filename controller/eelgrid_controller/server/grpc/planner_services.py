@@ -1,6 +1,6 @@
 """The operators' calls that planners answer: objectives, MIG partitions, energy and spending.
 
-`ObjectiveService` scales, records measured points and progress, and lists objectives. `PartitionService` recommends,
+`ObjectiveService` scales, records measured points and progress, and lists objectives and measured interference. `PartitionService` recommends,
 applies and lists MIG layouts; the stages of an applied change follow one after the other. `EnergyService` queries the
 energy ledger and lists spending limits.
 """
@@ -58,6 +58,8 @@ from eelgrid_protos.messages import (
     ImagineBudgetsResponse,
     ListEnergyExportersRequest,
     ListEnergyExportersResponse,
+    ListInterferenceRequest,
+    ListInterferenceResponse,
     ListPartitionsRequest,
     ListPartitionsResponse,
     ListPointsRequest,
@@ -118,6 +120,20 @@ class ObjectiveService:
                 core.state.points.list_points(request.profile),
                 place_of=lambda point: (point.profile, *make_point_key(point)),
                 element_of=lambda point: ("points", point),
+            )
+
+        return await self._loop.read(view)
+
+    async def list_interference(self, request: ListInterferenceRequest, _context: Context) -> Encoded:
+        """A page of pairs of loads that running jobs have measured."""
+
+        def view(core: Core) -> Encoded:
+            return build_page(
+                request,
+                ListInterferenceResponse,
+                core.list_interference(),
+                place_of=lambda pair: (pair.load, pair.beside),
+                element_of=lambda pair: ("pairs", pair),
             )
 
         return await self._loop.read(view)
