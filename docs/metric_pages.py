@@ -206,7 +206,7 @@ def _source(metric: Metric) -> str:
 _CONTROLLER_VALUES_MOST: Mapping[str, int] = {
     "answer": 8, "budget": SERIES_MOST, "call": 64, "change": len(PLAN_CHANGES), "cluster": CLUSTERS_MOST, "command": 8, "currency": 1, "exporter": EXPORTERS_MOST, "kind": 32,
     "limit": SPENDING_LIMITS_MOST,
-    "model": MODELS_MOST, "namespace": NAMESPACES_MOST + 1, "needs": 12, "outcome": 2, "part": 2, "phase": 8, "plan": 3, "pool": POOLS_MOST + 1, "reason": 32,
+    "model": MODELS_MOST, "namespace": NAMESPACES_MOST + 1, "needs": 12, "outcome": 2, "part": 2, "phase": 8, "plan": 3, "pool": POOLS_MOST + 1, "reason": 33,
     "result": 16, "role": 6, "rule": 16, "state": 2, "verdict": 3, "version": 1, "workload": SERIES_MOST,
 }  # fmt: skip
 

@@ -4,14 +4,26 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations_with_replacement
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.builders.cluster import build_core, build_node, build_request
 from tests.state_invariants import check_invariants
 
+from eelgrid_controller.placement.interference import MixTable
 from eelgrid_controller.placement.migration_planner import build_migration_problem, recommend_moves
+from eelgrid_controller.state.interference import InterferenceRules, make_mix
 from eelgrid_protos.faults import InvalidArgument
-from eelgrid_protos.messages import GpuSharing, Interference, MoveGoal, RecommendMovesRequest, WorkloadPhase
+from eelgrid_protos.messages import (
+    BudgetScope,
+    GpuSharing,
+    Interference,
+    MoveGoal,
+    Policy,
+    PowerBudget,
+    RecommendMovesRequest,
+    WorkloadPhase,
+)
 
 LOADS = ("a", "b", "c", "")
 SLOWDOWNS = st.sampled_from([0.0, 0.1, 0.2, 0.5])
@@ -73,6 +85,7 @@ def could_start(core, pairs, default, workload):
 @given(
     slowdowns=st.lists(st.none() | SLOWDOWNS, min_size=len(PAIRS), max_size=len(PAIRS)),
     default=LIMITS,
+    budgets=st.sampled_from([(), (PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1e6),)]),
     nodes=st.lists(st.integers(1, 3), min_size=1, max_size=3),
     steps=st.lists(
         st.tuples(
@@ -87,7 +100,7 @@ def could_start(core, pairs, default, workload):
     ),
 )
 @settings(deadline=None, max_examples=150)
-def test_limits_hold_on_every_gpu_and_nothing_waits_that_could_start(slowdowns, default, nodes, steps):
+def test_limits_hold_on_every_gpu_and_nothing_waits_that_could_start(slowdowns, default, budgets, nodes, steps):
     pairs = dict(zip(PAIRS, slowdowns, strict=True))
     core = build_core(*(build_node(f"n{number}", gpus=gpus) for number, gpus in enumerate(nodes)))
     known = tuple(
@@ -95,7 +108,8 @@ def test_limits_hold_on_every_gpu_and_nothing_waits_that_could_start(slowdowns, 
         for (load, beside), slowdown in pairs.items()
         if slowdown is not None
     )
-    core.update_policy(replace(core.state.policy, interference=known, shared_slowdown_most=default), now_ns=1)
+    policy = replace(core.state.policy, interference=known, shared_slowdown_most=default, budgets=budgets)
+    core.update_policy(policy, now_ns=1)
     for now_ns, (verb, which, load, most, milli, replicas) in enumerate(steps, start=2):
         live = [one for one in core.state.workloads.values() if not one.phase.is_ended]
         chosen = live[which % len(live)] if live else None
@@ -139,3 +153,41 @@ def test_loads_join_one_by_one():
             for more in tenants:
                 if not bear_each_other(pairs, None, loads):
                     assert not bear_each_other(pairs, None, [*loads, more])
+
+
+LOAD = st.builds(
+    lambda load, most: GpuSharing(load=load, slowdown_most=most), st.sampled_from(LOADS), LIMITS | st.just(0.7)
+)
+
+
+@given(
+    slowdowns=st.lists(st.none() | SLOWDOWNS, min_size=len(PAIRS), max_size=len(PAIRS)),
+    default=LIMITS,
+    mixes=st.lists(st.lists(LOAD, max_size=6), max_size=6),
+    newcomers=st.lists(LOAD, min_size=1, max_size=4),
+    most=st.integers(1, 8),
+)
+@settings(deadline=None, max_examples=200)
+def test_the_table_of_mixes_answers_as_the_rule_and_the_rule_as_counting_does(
+    slowdowns, default, mixes, newcomers, most
+):
+    pairs = dict(zip(PAIRS, slowdowns, strict=True))
+    known = tuple(
+        Interference(load=load, beside=beside, slowdown=slowdown)
+        for (load, beside), slowdown in pairs.items()
+        if slowdown is not None
+    )
+    rules, table = InterferenceRules(Policy(interference=known, shared_slowdown_most=default)), MixTable()
+    # Mixes and loads are numbered between questions, too.
+    for number, newcomer in enumerate(newcomers):
+        for loads in mixes[: 2 * number + 2]:
+            table.number(make_mix(loads))
+        joining = table.count_joining(rules, newcomer, most).tolist()
+        added = table.sum_added(rules, newcomer).tolist()
+        for mix, count, one in zip(table.mixes, joining, added, strict=True):
+            assert count == rules.count_joining(mix, newcomer, most)
+            assert one == pytest.approx(rules.sum_added(mix, newcomer))
+            there = [(load.load, load.slowdown_most) for load, times in mix for _ in range(times)]
+            mine = (newcomer.load, newcomer.slowdown_most)
+            tried = [bear_each_other(pairs, default, [*there, *[mine] * more]) for more in range(1, most + 1)]
+            assert count == (tried.index(False) if False in tried else most)

@@ -6,6 +6,7 @@ here, too.
 """
 
 import csv
+import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -39,7 +40,7 @@ from eelgrid_protos.plain_messages import to_plain
 from eelgrid_protos.schema import check_message
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_PERCENT = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,6})?)\s*(%?)")
+_PERCENT = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,20})?(?:e-[0-9]{1,3})?)\s*(%?)")
 _FIELDS = ("load", "beside", "slowdown")
 _LETTERS_MOST = 8 << 20
 _NO_LIMIT = "none"
@@ -262,7 +263,17 @@ def _describe_change(before: Interference | None, wanted: Interference, jobs: in
 
 def read_pairs(text: str, name: str) -> tuple[Interference, ...]:
     """Reads pairs from CSV with the columns load, beside and slowdown; raises RequestRefused with the line."""
-    rows = csv.DictReader(text.splitlines())
+    rows = csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""))
+    try:
+        pairs = _read_rows(rows, name)
+    except csv.Error as error:
+        raise RequestRefused(f"{name}: line {rows.line_num}: {error}", "correct the line") from None
+    if not pairs:
+        raise RequestRefused(f"{name}: has no pair", "remove pairs one by one with eelctl interference remove")
+    return pairs
+
+
+def _read_rows(rows: "csv.DictReader[str]", name: str) -> tuple[Interference, ...]:
     if not set(_FIELDS) <= set(rows.fieldnames or ()):
         raise RequestRefused(f"{name}: its first line does not name {', '.join(_FIELDS)}", "add that line")
     found: dict[tuple[str, str], Interference] = {}
@@ -342,4 +353,10 @@ def limit(settings: CliSettings, slowdown: str) -> None:
     with connect_operators(settings) as client:
         policy = replace(_read_policy(client, settings), shared_slowdown_most=most)
         _update(client, settings, policy)
-    print_plain(settings, {"shared_slowdown_most": most}, [_describe_default(policy)])
+    lines = [_describe_default(policy)]
+    if most is not None and not any(one.load == one.beside == ANY_LOAD for one in policy.interference):
+        lines.append(
+            "nobody has measured loads without a name: such work gets GPUs of its own, unless eelctl interference set "
+            "'*' '*' SLOWDOWN says what unknown loads do to each other"
+        )
+    print_plain(settings, {"shared_slowdown_most": most}, lines)

@@ -77,6 +77,9 @@ def _settings(policy: Policy) -> Iterator[tuple[object, str, str]]:
         yield "default runtime", "default run time", format_age(policy.default_runtime_s)
     if policy.shared_slowdown_most is not None:
         yield "shared slowdown", "slowdown on shared GPUs", f"{100 * policy.shared_slowdown_most:.4g} %"
+    for one in policy.interference:
+        key = "interference", one.load, one.beside
+        yield key, f"slowdown of {one.load} beside {one.beside}", f"{100 * one.slowdown:.4g} %"
     for pool in policy.pools:
         yield ("pool", pool.pool), f"pool {pool.pool}", describe_pool_mode(pool)
     for budget in policy.budgets:

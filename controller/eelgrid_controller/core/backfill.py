@@ -18,6 +18,7 @@ when it becomes later, with the cause. A change of up to the tolerance of an ove
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from eelgrid_controller.core.deadlines import (
     DeadlineIndex,
@@ -228,11 +229,12 @@ class BackfillPlanner:
             self._is_full = True
             return []
         self._reserved = []
+        bears = self._placer.describe_unbearable
         for one in kept:
             workload = self._state.workloads[one.workload_id]
             closed = list_closed_nodes(self._state, workload, one.start_ns)
             if closed.isdisjoint(one.places) and is_start_free(
-                self._state.nodes, self.ends, self._reserved, one, now_ns
+                self._state.nodes, self.ends, self._reserved, one, now_ns=now_ns, describe_unbearable=bears
             ):
                 self._reserved.append(one)
         self._is_full = self._has_all_starts()
@@ -485,6 +487,8 @@ class BackfillPlanner:
                 record = self._state.nodes[name].copy()
                 for assignment in assignments:
                     record.allocate(assignment)
+                if self._placer.describe_unbearable(record, assignments):
+                    return None
         except ContradictoryEvent:
             return None
         return decision
@@ -519,7 +523,10 @@ class BackfillPlanner:
         nodes = (
             {name: altered.get(name) or self._state.nodes[name] for name in places} if altered else self._state.nodes
         )
-        found = find_delayed_start(nodes, self.ends, reserved, places, until_ns=until_ns, now_ns=now_ns)
+        bears = partial(self._placer.describe_unbearable, load=workload.spec.shared_load)
+        found = find_delayed_start(
+            nodes, self.ends, reserved, places, until_ns=until_ns, now_ns=now_ns, describe_unbearable=bears
+        )
         return found is not None
 
     def _replan(self, reserved: ReservedStart, workload: Workload, decision: PlacementDecision, now_ns: int) -> bool:
@@ -591,8 +598,9 @@ class BackfillPlanner:
         """Drops the starts of lower priority that a new one leaves no room; they are searched anew in their turn."""
         lower = [one for one in self._reserved if one.priority < new.priority]
         left = [one for one in self._reserved if one.priority >= new.priority]
+        bears = self._placer.describe_unbearable
         for one in lower:
-            if is_start_free(self._state.nodes, self.ends, left, one, now_ns):
+            if is_start_free(self._state.nodes, self.ends, left, one, now_ns=now_ns, describe_unbearable=bears):
                 left.append(one)
         self._is_stale |= len(left) < len(self._reserved)
         self._reserved = left

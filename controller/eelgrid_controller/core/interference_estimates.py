@@ -6,7 +6,7 @@ decision unless an operator adopts them into the policy.
 
 Theory. A job that was at step a at time t, and at step b at time u, made b - a steps in u - t, whatever it was beside. Steps
 and times are summed apart for a GPU of its own and for each single neighbour. Once both paces are known, its slowdown beside
-that neighbour is pace alone / pace beside - 1, and at least 0, as in placement/interference.py. Comparing a job with itself
+that neighbour is pace alone / pace beside - 1, and at least 0, as in state/interference.py. Comparing a job with itself
 leaves out what differs between jobs of one load: their share, GPU, model and batch.
 
 An interval counts if the same work, in the same attempts, held the GPU at its beginning and its end. Reports are some seconds
@@ -24,6 +24,7 @@ from statistics import median
 from typing import TypeAlias
 
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.interference import is_shared
 from eelgrid_protos.messages import (
     ANY_LOAD,
     SLOWDOWN_MOST,
@@ -33,7 +34,6 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadPhase,
 )
-from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 _NS = 10**9
 # Of each of the two paces.
@@ -153,10 +153,7 @@ class InterferenceEstimates:
             sorted(
                 (key, replica, workloads[key].attempt if key in workloads else 0)
                 for (key, replica), one in record.assignments.items()
-                if one is not own
-                and one.gpu_milli < GPU_MILLI_WHOLE
-                and one.gpu_instance is None
-                and one.gpu_uuids[:1] == own.gpu_uuids[:1]
+                if one is not own and is_shared(one) and one.gpu_uuids[0] == uuid
             )
         )
 

@@ -77,6 +77,7 @@ from eelgrid_controller.state.queue_usage import QueueCharge, count_request
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
+    Assignment,
     AttemptStatus,
     Mobility,
     PreemptionReclaim,
@@ -715,12 +716,16 @@ class Preemptions:
             return False
         names = dict.fromkeys(place.node_name for place in nomination.placements)
         records = {name: self._state.nodes[name].copy_without(victims) for name in names}
+        coming: dict[str, list[Assignment]] = {}
         try:
             for place in nomination.placements:
-                records[place.node_name].allocate(make_assignment(workload, place))
+                assignment = make_assignment(workload, place)
+                records[place.node_name].allocate(assignment)
+                coming.setdefault(place.node_name, []).append(assignment)
         except ContradictoryEvent:
             return False
-        return all(records[name].is_schedulable for name in names)
+        is_borne = not any(self._placer.describe_unbearable(records[name], coming[name]) for name in names)
+        return is_borne and all(records[name].is_schedulable for name in names)
 
 
 def _place(

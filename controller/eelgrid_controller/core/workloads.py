@@ -36,7 +36,6 @@ from dataclasses import replace
 from eelgrid_controller.placement.explanations import (
     describe_infeasibility,
 )
-from eelgrid_controller.placement.interference import InterferenceRules, list_sharing
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.power import PowerAdmission, PowerTrial
@@ -53,6 +52,7 @@ from eelgrid_controller.state.events import (
     WorkloadScaled,
     WorkloadSubmitted,
 )
+from eelgrid_controller.state.interference import InterferenceRules
 from eelgrid_controller.state.measurement_events import PointsMeasured, StartsMeasured
 from eelgrid_controller.state.measurements import MeasuredStart
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, is_sliced, make_assignment
@@ -664,12 +664,14 @@ def _room_problem(state: ClusterState, ledgers: dict[str, NodeRecord], move: Mov
 
 def _sharing_problem(state: ClusterState, ledgers: Mapping[str, NodeRecord], move: Move) -> str:
     """Returns which GPU work would share that does not bear it; empty if there is none."""
-    if not state.workloads[move.workload_id].spec.request.is_share:
+    workload = state.workloads[move.workload_id]
+    if not workload.spec.request.is_share:
         return ""
-    rules = InterferenceRules(state.policy)
+    rules, nominated = InterferenceRules(state.policy), state.nominations.list_loads(state.workloads)
     for item in move.replicas:
-        name, uuid = item.target.node_name, item.target.gpu_uuids[0]
-        if not rules.are_within_limits(list_sharing(ledgers[name], state.workloads).get(uuid, ())):
+        name, coming = item.target.node_name, (make_assignment(workload, item.target),)
+        uuid = rules.describe_unbearable(ledgers[name], coming, state.workloads, more=nominated)
+        if uuid:
             return f"work on GPU {uuid} of {name} would be slowed down beyond its limit on interference"
     return ""
 

@@ -11,6 +11,7 @@ then those that fail a test of their GPUs, then what no free capacity would lift
 """
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -74,9 +75,10 @@ def select_binding_constraint(removals: Iterable[Removal], room: int) -> str:
     Of equals it is the later, as it is nearer to a fit. That no node has an allowed model is said only of nodes that are all
     in service: one that is not may have it, and does where work could be submitted.
     """
-    if room > 0:
-        return "replicas"
     found = list(removals)
+    if room > 0:
+        is_limited = any(removal.constraint == "interference" for removal in found)
+        return "interference" if is_limited else "replicas"
     amounts = [removal.constraint for removal in found if removal.constraint in _AMOUNTS]
     if amounts:
         return "+".join(amounts)
@@ -199,7 +201,8 @@ def _describe_step(spec: WorkloadSpec, step: RemedyStep) -> str:
             return f"bear more with --gpu-slowdown {math.ceil(100 * step.slowdown_most - 1e-6)}%"
         case MeasureLoads():
             pairs = _join([f"{load} beside {beside}" for load, beside in step.pairs])
-            return f"measure {pairs}, and tell how much that slows down: eelctl interference set {' '.join(step.pairs[0])} SLOWDOWN"
+            first = " ".join(map(shlex.quote, step.pairs[0]))
+            return f"measure {pairs}, and tell how much that slows down: eelctl interference set {first} SLOWDOWN"
         case ProvisionNodes():
             each = "" if step.count == 1 else ", each"
             return (

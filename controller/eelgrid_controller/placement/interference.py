@@ -1,69 +1,42 @@
-"""Interference: which work may share a GPU with which, by how much the loads on it slow each other down.
+"""Limits on interference over a whole cluster: which GPUs have how much room for a load, beside what shares them.
 
-Owns the rule that says who may join whom (`InterferenceRules`), and which loads share each GPU of the cluster
-(`SharedGpus`). Must not know how a place is chosen among those that are left, nor what slowdowns were measured with.
+Owns the mixes of loads on the GPUs of the cluster as an array of numbers, and turns limits into room that a search for places
+sees. Must not know the rule itself (state.interference).
 
-Theory. Loads that share a GPU contend for its multiprocessors, caches and memory bandwidth, whatever share each was
-promised. s(a, b) is measured for pairs: a takes 1 + s(a, b) times as long beside b as alone on its share. Beside several
-loads the slowdowns are added, which is exact where each of them takes its part of what a would use, and where measured
-pairs are all that is known. A pair that nobody measured has no bound, so that it exceeds every limit. Slowdowns are not
-negative: who joins never relieves those that are there, and the loads that may join are counted one by one.
-
-Whoever states no limit bears everything, but also does not join those whose limit it would exceed.
-
-Among GPUs within limits, work that is slowed down holds its share for longer: a slowdown s of a share that draws P watts
-costs s P, of whoever joins and of those that are there; P is that of whoever joins, since shares of a GPU are of one order.
-A pair that nobody measured counts there as taking turns, s = 1.
+Theory. Of each mix the rule says how many replicas of a load may join it, which holds for all GPUs with that mix. A GPU that may
+be joined by k of them is shown with room for k. An idle GPU must look idle, as its watts count: so that no more than t
+replicas go there, t being how many bear each other, each asks for a little more than 1 / (t + 1) of a GPU in the search, and
+shared GPUs are shown with room for k of that size.
 """
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.placement.snapshot import Ints, Snapshot, count_room
+from eelgrid_controller.placement.planner import make_task
+from eelgrid_controller.placement.snapshot import Ints, Snapshot, SnapshotMirror, count_room
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.interference import (
+    NEARLY,
+    TAKING_TURNS,
+    UNKNOWN_LOAD,
+    InterferenceRules,
+    LoadMix,
+    has_shares,
+    join_mix,
+    list_mixes,
+)
 from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_kernels.arrays import Nodes, Task
 from eelgrid_kernels.node_cost import GPU_PLACEABLE
-from eelgrid_protos.messages import ANY_LOAD, GpuSharing, Placement, Policy, Workload, WorkloadSpec
+from eelgrid_protos.messages import GpuSharing, WorkloadSpec
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
-_UNKNOWN = GpuSharing()
-_NEARLY = 1e-9
-_SEEN_LEAST = 16
-# How much longer each of two loads takes that have a GPU in turns.
-_TAKING_TURNS = 1.0
-
-
-def list_sharing(
-    record: NodeRecord, workloads: Mapping[str, Workload], coming: GpuSharing = _UNKNOWN
-) -> dict[str, tuple[GpuSharing, ...]]:
-    """Returns the loads on each GPU of a node that work has a share of, in one order, by UUID.
-
-    `coming` is the load of what is not known as a workload yet.
-    """
-    found: dict[str, list[GpuSharing]] = {}
-    if not _has_shares(record):
-        return {}
-    for assignment in record.assignments.values():
-        if assignment.gpu_milli < GPU_MILLI_WHOLE and assignment.gpu_instance is None and assignment.gpu_uuids:
-            workload = workloads.get(assignment.workload_id)
-            found.setdefault(assignment.gpu_uuids[0], []).append(
-                coming if workload is None else workload.spec.shared_load or _UNKNOWN
-            )
-    return {uuid: _in_order(loads) for uuid, loads in found.items()}
-
-
-def _has_shares(record: NodeRecord) -> bool:
-    return any(gpu_milli < GPU_MILLI_WHOLE for _, gpu_milli in record.shares_held)
-
-
-def _in_order(loads: Iterable[GpuSharing]) -> tuple[GpuSharing, ...]:
-    return tuple(sorted(loads, key=lambda one: (one.load, one.slowdown_most is not None, one.slowdown_most or 0.0)))
+# Mixes that have a number, many of them of the past; beyond these all GPUs are numbered anew.
+_MIXES_MOST = 16_384
 
 
 class LimitedGpu(NamedTuple):
@@ -77,72 +50,109 @@ class LimitedGpu(NamedTuple):
     unmeasured: tuple[tuple[str, str], ...]
 
 
-class InterferenceRules:
-    """Measured slowdowns and limits of a policy."""
+class LimitedSearch(NamedTuple):
+    """What a search for places is made on, and for: GPUs with room within limits, and how many nodes they close."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self._slowdowns = {(one.load, one.beside): one.slowdown for one in policy.interference}
-        self.default_most = policy.shared_slowdown_most
+    snapshot: Snapshot
+    spec: WorkloadSpec
+    closed: int
 
-    def find_slowdown(self, load: str, beside: str) -> float:
-        """Returns by how much one load is slowed down beside another, as a part of its time; infinite if nobody measured it."""
-        keys = (load, beside), (load, ANY_LOAD), (ANY_LOAD, beside), (ANY_LOAD, ANY_LOAD)
-        return next((self._slowdowns[key] for key in keys if key in self._slowdowns), math.inf)
 
-    @property
-    def has_pairs(self) -> bool:
-        """Whether any pair was measured."""
-        return bool(self._slowdowns)
+class MixTable:
+    """Mixes by number, and the answers of the rule for all of them at once (state.interference has it for one).
 
-    def sum_added(self, loads: Iterable[GpuSharing], newcomer: GpuSharing) -> float:
-        """Sums by how much a newcomer and those on a GPU would slow each other down."""
-        pairs = (pair for one in loads for pair in ((newcomer.load, one.load), (one.load, newcomer.load)))
-        slowdowns = itertools.starmap(self.find_slowdown, pairs)
-        return sum(slowdown if math.isfinite(slowdown) else _TAKING_TURNS for slowdown in slowdowns)
+    Arrays have a row for each of M mixes and a column for each of L loads. Slowdowns that nobody measured are counted apart, as
+    infinity times 0 is none.
+    """
 
-    def find_limit(self, one: GpuSharing) -> float | None:
-        """Returns by how much a load may be slowed down; None for no limit."""
-        return self.default_most if one.slowdown_most is None else one.slowdown_most
+    def __init__(self) -> None:
+        self.mixes: list[LoadMix] = [()]
+        self._numbers: dict[LoadMix, int] = {(): 0}
+        self._loads: dict[GpuSharing, int] = {}
+        self._counts: NDArray[np.float64] = np.zeros((1, 0))
+        self._known: _Slowdowns | None = None
+        # How much more each load of each mix bears (M, L); infinite where it is not there or has no limit.
+        self._slack: NDArray[np.float64] = np.zeros((1, 0))
 
-    def sum_slowdown(self, loads: Sequence[GpuSharing], number: int) -> float:
-        """Returns by how much one of the loads on a GPU is slowed down by the others; infinite if a pair was not measured."""
-        one = loads[number].load
-        return sum(self.find_slowdown(one, other.load) for place, other in enumerate(loads) if place != number)
+    def number(self, mix: LoadMix) -> int:
+        """Returns the number of a mix."""
+        found = self._numbers.get(mix)
+        if found is None:
+            found = self._numbers[mix] = len(self.mixes)
+            self.mixes.append(mix)
+            for load, _ in mix:
+                self._loads.setdefault(load, len(self._loads))
+        return found
 
-    def find_unmeasured(self, loads: Sequence[GpuSharing]) -> tuple[tuple[str, str], ...]:
-        """Returns the pairs of loads with names that were not measured and matter to a limit, each once."""
-        pairs = [
-            (one.load, other.load)
-            for number, one in enumerate(loads)
-            for place, other in enumerate(loads)
-            if place != number and self.find_limit(one) is not None and one.load and other.load
-        ]
-        return tuple(pair for pair in dict.fromkeys(pairs) if math.isinf(self.find_slowdown(*pair)))
+    def _refresh(self, rules: InterferenceRules, newcomer: GpuSharing) -> "_Slowdowns":
+        self._loads.setdefault(newcomer, len(self._loads))
+        known, shape = self._known, (len(self.mixes), len(self._loads))
+        is_same = self._counts.shape == shape
+        if known is not None and known.rules is rules and is_same:
+            return known
+        counts = np.zeros(shape)
+        rows, columns = self._counts.shape
+        counts[:rows, :columns] = self._counts
+        for row in range(rows, shape[0]):
+            for load, count in self.mixes[row]:
+                counts[row, self._loads[load]] = count
+        self._counts = counts
+        if known is None or known.rules is not rules or len(known.limits) != shape[1]:
+            known = _read_slowdowns(rules, list(self._loads))
+        self._known = known
+        slowed = counts @ known.slowdowns.T - np.diag(known.slowdowns)
+        unknown = counts @ known.unknown.T - np.diag(known.unknown)
+        self._slack = np.where((counts > 0) & np.isfinite(known.limits), known.limits - slowed, np.inf)
+        self._slack[(counts > 0) & np.isfinite(known.limits) & (unknown > 0.5)] = -np.inf
+        return known
 
-    def are_within_limits(self, loads: Sequence[GpuSharing]) -> bool:
-        """Returns whether all loads on one GPU bear each other."""
-        for number, one in enumerate(loads):
-            most = self.find_limit(one)
-            # Sums of a few measured parts: equal to a limit is within it.
-            if most is not None and self.sum_slowdown(loads, number) > most + _NEARLY:
-                return False
-        return True
+    def count_joining(self, rules: InterferenceRules, newcomer: GpuSharing, most: int) -> Ints:
+        """Counts how many replicas of a load may join each mix (M,), up to `most`."""
+        known = self._refresh(rules, newcomer)
+        mine = self._loads[newcomer]
+        each, is_unknown, slack = known.slowdowns[:, mine], known.unknown[:, mine] > 0, self._slack
+        with np.errstate(divide="ignore", invalid="ignore"):
+            bounds = np.where(each > 0.0, (slack + NEARLY) / each, np.inf)
+        bounds[(slack < -NEARLY) | (is_unknown & np.isfinite(slack))] = 0.0
+        found = bounds.min(axis=1, initial=float(most))
+        if np.isfinite(known.limits[mine]):
+            left = known.limits[mine] - self._counts @ known.slowdowns[mine]
+            beside = 0.0 if known.unknown[mine, mine] else np.inf
+            if known.slowdowns[mine, mine] > 0.0:
+                beside = (left + NEARLY) / known.slowdowns[mine, mine]
+            is_refused = (left < -NEARLY) | (self._counts @ known.unknown[mine] > 0.5)
+            found = np.minimum(found, np.where(is_refused, 0.0, 1.0 + np.floor(beside)))
+        joining: Ints = np.floor(np.clip(found, 0.0, most)).astype(np.int64)
+        return joining
 
-    def find_obstacle(
-        self, loads: Sequence[GpuSharing], newcomer: GpuSharing
-    ) -> tuple[float, tuple[tuple[str, str], ...]]:
-        """Returns how much a newcomer would have to bear on a GPU, infinite if others do not bear it, and what nobody measured."""
-        together = (*loads, replace(newcomer, slowdown_most=math.inf))
-        needed = self.sum_slowdown(together, len(loads)) if self.are_within_limits(together) else math.inf
-        return needed, self.find_unmeasured((*loads, newcomer))
+    def sum_added(self, rules: InterferenceRules, newcomer: GpuSharing) -> NDArray[np.float64]:
+        """Sums by how much a newcomer and the loads of each mix (M,) would slow each other down."""
+        known = self._refresh(rules, newcomer)
+        mine, taken = self._loads[newcomer], known.slowdowns + TAKING_TURNS * known.unknown
+        added: NDArray[np.float64] = self._counts @ (taken[mine] + taken[:, mine])
+        return added
 
-    def count_joining(self, loads: Sequence[GpuSharing], newcomer: GpuSharing, most: int) -> int:
-        """Counts how many replicas of one load may join those on a GPU, up to `most`."""
-        count = 0
-        while count < most and self.are_within_limits((*loads, *(newcomer,) * (count + 1))):
-            count += 1
-        return count
+
+class _Slowdowns(NamedTuple):
+    """Of L loads: limits (L,), slowdowns (L, L) of the first beside the second, and 1 where nobody measured them (L, L)."""
+
+    rules: InterferenceRules
+    limits: NDArray[np.float64]
+    slowdowns: NDArray[np.float64]
+    unknown: NDArray[np.float64]
+
+
+def _read_slowdowns(rules: InterferenceRules, loads: list[GpuSharing]) -> _Slowdowns:
+    limits = [rules.find_limit(one) for one in loads]
+    found = np.array([[rules.find_slowdown(one.load, other.load) for other in loads] for one in loads]).reshape(
+        len(loads), len(loads)
+    )
+    return _Slowdowns(
+        rules,
+        np.array([np.inf if most is None else most for most in limits]),
+        np.where(np.isinf(found), 0.0, found),
+        np.isinf(found).astype(np.float64),
+    )
 
 
 class SharedGpus:
@@ -151,154 +161,189 @@ class SharedGpus:
     Loads are listed when they are first asked for: as long as nobody has a limit, a change costs a look at what is new.
     """
 
-    def __init__(self, nodes: Mapping[str, NodeRecord], workloads: Mapping[str, Workload]) -> None:
-        self._nodes, self._workloads = nodes, workloads
-        self._listed: dict[str, dict[str, tuple[GpuSharing, ...]]] = {}
+    def __init__(self, state: ClusterState, mirror: SnapshotMirror) -> None:
+        self._nodes, self._workloads, self._nominations = state.nodes, state.workloads, state.nominations
+        self._mirror = mirror
+        # Numbers of mixes by row and slot (N, G); 0 is that of none.
+        self._codes: NDArray[np.int32] = np.zeros((0, 0), np.int32)
+        self._table = MixTable()
         self._stale: set[str] = set()
-        # By node, the replicas whose limits were looked at, some of the past among them.
+        # By node, the replicas whose limits were looked at; and those that have one.
         self._seen: dict[str, set[tuple[str, int]]] = {}
-        self._has_limits = False
-        self.refresh(nodes)
+        self._limited: set[tuple[str, tuple[str, int]]] = set()
+        self.refresh(state.nodes)
 
     def refresh(self, names: Iterable[str]) -> None:
         """Notes that what is on these nodes may have changed."""
         for name in names:
             self._stale.add(name)
-            record = self._nodes.get(name)
-            if record is not None and not self._has_limits and _has_shares(record):
-                seen = self._seen.setdefault(name, set())
-                if len(seen) > 2 * len(record.assignments) + _SEEN_LEAST:
-                    seen.clear()
-                new = record.assignments.keys() - seen
-                seen |= new
-                self._has_limits = any(map(self._has_limit, new))
+            record, seen = self._nodes[name], self._seen.get(name)
+            if seen is None and not has_shares(record):
+                continue
+            seen = set() if seen is None else seen
+            for key in record.assignments.keys() - seen:
+                if self._has_limit(key):
+                    self._limited.add((name, key))
+            for key in seen - record.assignments.keys():
+                self._limited.discard((name, key))
+            self._seen[name] = set(record.assignments)
 
     def _has_limit(self, key: tuple[str, int]) -> bool:
         workload = self._workloads.get(key[0])
         sharing = None if workload is None else workload.spec.gpu_sharing
         return sharing is not None and sharing.slowdown_most is not None
 
-    def _list_by_node(self) -> dict[str, dict[str, tuple[GpuSharing, ...]]]:
-        """Returns the loads on the shared GPUs of each node that has some, by UUID."""
-        for name in self._stale:
-            record = self._nodes.get(name)
-            found = {} if record is None else list_sharing(record, self._workloads)
-            if found:
-                self._listed[name] = found
-            else:
-                self._listed.pop(name, None)
-        self._stale.clear()
-        return self._listed
+    def is_limited(
+        self, spec: WorkloadSpec, rules: InterferenceRules, altered: Mapping[str, NodeRecord] | None = None
+    ) -> bool:
+        """Returns whether pairs or limits may matter for where a workload goes; `altered` are nodes that differ from the state.
 
-    def is_limited(self, spec: WorkloadSpec, rules: InterferenceRules) -> bool:
-        """Returns whether limits may matter for where a workload goes: its own, or those of what shares GPUs."""
-        load = spec.shared_load
-        if load is None or (spec.service is not None and spec.service.slices):
+        On these, work that does not run yet may have limits: what is nominated, and what is promised a start.
+        """
+        if not spec.request.is_share or (spec.service is not None and spec.service.slices):
             return False
-        return self._has_limits or rules.has_pairs or rules.find_limit(load) is not None
+        own = None if spec.gpu_sharing is None else spec.gpu_sharing.slowdown_most
+        if self._limited or rules.has_pairs or own is not None or rules.default_most is not None:
+            return True
+        held = (key for record in (altered or {}).values() for key in record.assignments)
+        nominated = self._nominations.list_loads(self._workloads).values() if altered else ()
+        is_nominated = any(one.slowdown_most is not None for loads in nominated for one in loads)
+        return is_nominated or any(map(self._has_limit, held))
+
+    def _read_codes(self, altered: Mapping[str, NodeRecord] | None = None) -> NDArray[np.int32]:
+        """Returns the numbers of mixes (N, G), with nodes as these records have them."""
+        snapshot = self._mirror.snapshot()
+        shape = snapshot.nodes.gpu_free.shape
+        if self._codes.shape != shape:
+            grown: NDArray[np.int32] = np.zeros(shape, np.int32)
+            rows, slots = (min(pair) for pair in zip(shape, self._codes.shape, strict=True))
+            grown[:rows, :slots] = self._codes[:rows, :slots]
+            self._codes = grown
+        if len(self._table.mixes) > _MIXES_MOST:
+            self._table, self._stale = MixTable(), set(self._nodes)
+        for name in self._stale:
+            record = self._nodes[name]
+            self._write_row(self._codes, snapshot, name, record if has_shares(record) else None)
+        self._stale.clear()
+        if not altered:
+            return self._codes
+        codes, nominated = self._codes.copy(), self._nominations.list_loads(self._workloads)
+        for name, record in altered.items():
+            self._write_row(codes, snapshot, name, record)
+            for slot, uuid in enumerate(snapshot.devices[self._mirror.row(name)].uuids if nominated else ()):
+                if uuid in nominated:
+                    place = self._mirror.row(name), slot
+                    codes[place] = self._table.number(join_mix(self._table.mixes[codes[place]], nominated[uuid]))
+        return codes
+
+    def _write_row(self, codes: NDArray[np.int32], snapshot: Snapshot, name: str, record: NodeRecord | None) -> None:
+        row = self._mirror.row(name)
+        mixes = {} if record is None else list_mixes(record, self._workloads)
+        codes[row] = 0
+        if mixes:
+            for slot, uuid in enumerate(snapshot.devices[row].uuids):
+                codes[row, slot] = self._table.number(mixes.get(uuid, ()))
 
     def find_limited(self, rules: InterferenceRules) -> frozenset[str]:
         """Finds the GPUs on which a load has a limit, by UUID."""
-        if not self._has_limits and rules.default_most is None:
+        if not self._limited and rules.default_most is None:
             return frozenset()
-        return frozenset(
-            uuid
-            for found in self._list_by_node().values()
-            for uuid, loads in found.items()
-            if any(rules.find_limit(one) is not None for one in loads)
-        )
+        codes, devices = self._read_codes(), self._mirror.snapshot().devices
+        limited = [any(rules.find_limit(one) is not None for one, _ in mix) for mix in self._table.mixes]
+        has_limit = np.array(limited, np.bool_)
+        return frozenset(devices[row].uuids[slot] for row, slot in np.argwhere(has_limit[codes]).tolist())
 
-    def close_gpus(
+    def find_mix(self, node_name: str, uuid: str, altered: Mapping[str, NodeRecord]) -> LoadMix:
+        """Returns the loads on a GPU, of which nodes are as these records have them."""
+        record = altered[node_name] if node_name in altered else self._nodes[node_name]
+        return list_mixes(record, self._workloads).get(uuid, ())
+
+    def limit_search(
         self,
         snapshot: Snapshot,
         spec: WorkloadSpec,
         rules: InterferenceRules,
-        altered: Mapping[str, Mapping[str, tuple[GpuSharing, ...]]],
+        altered: Mapping[str, NodeRecord],
         added_below: float = math.inf,
-    ) -> tuple[Snapshot, int]:
-        """Returns a snapshot in which GPUs have no more room for a workload than limits allow, and how many nodes that closes.
+    ) -> LimitedSearch:
+        """Returns what a search for places within limits is made on.
 
-        GPUs are closed as well where it would add up to slowdowns of `added_below` or more. `altered` are the loads on nodes that differ from the state. An idle GPU keeps its whole room, since it must look idle:
-        of several replicas more may be placed there than bear each other.
+        `altered` are the nodes of the snapshot that differ from the state. GPUs are closed as well where a replica would add
+        slowdowns of `added_below` or more.
         """
-        request, newcomer = spec.request, spec.shared_load or _UNKNOWN
+        wanted = enlarge_request(spec, rules)
+        request, newcomer = spec.request, spec.shared_load or UNKNOWN_LOAD
         most = min(spec.replicas, GPU_MILLI_WHOLE // request.gpu_milli)
-        joining: dict[tuple[GpuSharing, ...], int] = {}
-        gpu_free = snapshot.nodes.gpu_free.copy()
-        listed = self._list_by_node()
-        rows = {name: row for row, name in enumerate(snapshot.names)} if listed or altered else {}
-        changed = []
-        for name in listed.keys() | altered.keys():
-            found = altered[name] if name in altered else listed[name]
-            for slot, uuid in enumerate(snapshot.devices[rows[name]].uuids):
-                loads = found.get(uuid)
-                if loads is None:
-                    continue
-                if loads not in joining:
-                    is_quiet = math.isinf(added_below) or rules.sum_added(loads, newcomer) < added_below - _NEARLY
-                    joining[loads] = rules.count_joining(loads, newcomer, most) if is_quiet else 0
-                room_milli = (joining[loads] + 1) * request.gpu_milli - 1
-                if joining[loads] < most and gpu_free[rows[name], slot] > room_milli:
-                    gpu_free[rows[name], slot] = room_milli
-                    changed.append(rows[name])
-        if not changed:
-            return snapshot, 0
-        nodes, among = snapshot.nodes._replace(gpu_free=gpu_free), np.unique(np.array(changed))
-        is_closed = self._find_closed(snapshot, nodes, among, spec)
-        closed = among[is_closed & nodes.available[among]]
+        codes, gpu_free = self._read_codes(altered), snapshot.nodes.gpu_free
+        joining = self._table.count_joining(rules, newcomer, most)
+        if math.isfinite(added_below):
+            joining[self._table.sum_added(rules, newcomer) >= added_below - NEARLY] = 0
+        joining[0] = most
+        sizes = _Sizes(request.gpu_milli, wanted.request.gpu_milli, most)
+        room = _show_room(gpu_free, joining[codes], codes > 0, sizes)
+        rows = np.flatnonzero((room != gpu_free).any(axis=1))
+        if not len(rows):
+            return LimitedSearch(snapshot, wanted, 0)
+        nodes = snapshot.nodes._replace(gpu_free=room)
+        allows = snapshot.allowed_models(request.gpu_models)
+        before = count_room(snapshot.nodes, rows, make_task(request), allows, 1)[1]
+        after = count_room(nodes, rows, make_task(wanted.request), allows, 1)[1]
+        closed = rows[(before > 0) & (after == 0) & nodes.available[rows]]
         available = nodes.available.copy()
         available[closed] = False
-        gpu_free.flags.writeable = available.flags.writeable = False
-        return replace(snapshot, nodes=nodes._replace(available=available), changes=[]), len(closed)
+        room.flags.writeable = available.flags.writeable = False
+        here = replace(snapshot, nodes=nodes._replace(available=available), changes=[])
+        return LimitedSearch(here, wanted, len(closed))
 
-    def on_gpus(
-        self, places: Iterable[Placement], altered: Mapping[str, Mapping[str, tuple[GpuSharing, ...]]]
-    ) -> dict[str, tuple[GpuSharing, ...]]:
-        """Returns the loads on the nodes of these places, by UUID."""
-        found: dict[str, tuple[GpuSharing, ...]] = {}
-        for name in {place.node_name for place in places}:
-            found.update(altered[name] if name in altered else self._list_by_node().get(name, {}))
-        return found
+    def limit_row(
+        self, row: Ints, uuids: Iterable[str], record: NodeRecord, spec: WorkloadSpec, rules: InterferenceRules
+    ) -> None:
+        """Leaves of the free shares (G,) of a node's GPUs what limits permit, in the terms of `enlarge_request`."""
+        request, newcomer = spec.request, spec.shared_load or UNKNOWN_LOAD
+        most = min(spec.replicas, GPU_MILLI_WHOLE // request.gpu_milli)
+        mixes = list_mixes(record, self._workloads)
+        found = [mixes.get(uuid, ()) for uuid in uuids]
+        joining = np.array([rules.count_joining(mix, newcomer, most) if mix else most for mix in found], np.int64)
+        is_held = np.array([bool(mix) for mix in found], np.bool_)
+        sizes = _Sizes(request.gpu_milli, enlarge_request(spec, rules).request.gpu_milli, most)
+        row[: len(found)] = _show_room(row[: len(found)], joining, is_held, sizes)
 
-    def list_with_room(
-        self, snapshot: Snapshot, spec: WorkloadSpec
-    ) -> Iterator[tuple[str, str, tuple[GpuSharing, ...]]]:
-        """Yields node, UUID and loads of each shared GPU that has room for one replica but for limits, in the order of names."""
-        allowed, nodes, request = snapshot.allowed_models(spec.request.gpu_models), snapshot.nodes, spec.request
-        listed = self._list_by_node()
-        for row, name in enumerate(snapshot.names):
-            found = listed.get(name, {})
-            has_rest = nodes.cpu_free[row] >= request.cpu_milli and nodes.memory_free[row] >= request.memory_bytes
-            for slot, uuid in enumerate(
-                snapshot.devices[row].uuids if found and nodes.available[row] and has_rest else ()
-            ):
-                is_usable = nodes.gpu_state[row, slot] == GPU_PLACEABLE and allowed[nodes.gpu_model[row, slot]]
-                if uuid in found and is_usable and nodes.gpu_free[row, slot] >= request.gpu_milli:
-                    yield name, uuid, found[uuid]
-
-    @staticmethod
-    def _find_closed(snapshot: Snapshot, nodes: Nodes, rows: Ints, spec: WorkloadSpec) -> NDArray[np.bool_]:
-        """Returns which of these rows had room for one replica, and have none now."""
-        request = spec.request
-        task = Task(request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli)
-        allows = snapshot.allowed_models(request.gpu_models)
-        before, after = (count_room(one, rows, task, allows, 1)[1] for one in (snapshot.nodes, nodes))
-        found: NDArray[np.bool_] = (before > 0) & (after == 0)
-        return found
+    def list_with_room(self, snapshot: Snapshot, spec: WorkloadSpec) -> Iterator[tuple[str, str, LoadMix]]:
+        """Yields node, UUID and loads of each shared GPU that has room for one replica but for limits, in the order of rows."""
+        nodes, request, codes = snapshot.nodes, spec.request, self._read_codes()
+        has_rest = nodes.available & (nodes.cpu_free >= request.cpu_milli) & (nodes.memory_free >= request.memory_bytes)
+        usable = (nodes.gpu_state == GPU_PLACEABLE) & (
+            snapshot.allowed_models(request.gpu_models)[nodes.gpu_model] != 0
+        )
+        usable &= (nodes.gpu_free >= request.gpu_milli) & (codes > 0) & has_rest[:, None]
+        for row, slot in np.argwhere(usable).tolist():
+            yield snapshot.names[row], snapshot.devices[row].uuids[slot], self._table.mixes[codes[row, slot]]
 
 
-def choose_bearable(
-    places: Sequence[Placement],
-    on_gpu: Mapping[str, tuple[GpuSharing, ...]],
-    spec: WorkloadSpec,
-    rules: InterferenceRules,
-) -> list[Placement]:
-    """Returns those of new places that bear each other and what is there (loads by UUID), as many as possible of each GPU."""
-    newcomer = spec.shared_load or _UNKNOWN
-    by_gpu: dict[str, list[Placement]] = {}
-    for place in places:
-        by_gpu.setdefault(place.gpu_uuids[0], []).append(place)
-    kept = []
-    for uuid, here in by_gpu.items():
-        kept += here[: rules.count_joining(on_gpu.get(uuid, ()), newcomer, len(here))]
-    return sorted(kept, key=lambda one: one.replica)
+def enlarge_request(spec: WorkloadSpec, rules: InterferenceRules) -> WorkloadSpec:
+    """Returns a specification of so large a share that no more replicas of it fit on an idle GPU than bear each other."""
+    request, newcomer = spec.request, spec.shared_load or UNKNOWN_LOAD
+    most = min(spec.replicas, GPU_MILLI_WHOLE // request.gpu_milli)
+    bearable = rules.count_joining((), newcomer, most)
+    if bearable >= most:
+        return spec
+    milli = max(request.gpu_milli, GPU_MILLI_WHOLE // (bearable + 1) + 1)
+    return replace(spec, request=replace(request, gpu_milli=milli))
+
+
+class _Sizes(NamedTuple):
+    """Thousandths of a GPU that a replica asks for, that it asks for in the search, and how many there may be on a GPU."""
+
+    milli: int
+    shown_milli: int
+    most: int
+
+
+def _show_room(gpu_free: Ints, joining: Ints, is_held: NDArray[np.bool_], sizes: _Sizes) -> Ints:
+    """Returns the free shares that let so many replicas join each GPU that is held, in shares of the size that is searched."""
+    milli, shown_milli, most = sizes
+    if shown_milli == milli:
+        return np.where(is_held & (joining < most), np.minimum(gpu_free, (joining + 1) * milli - 1), gpu_free)
+    # Less than a whole one, or it would look idle.
+    fit = np.minimum(np.minimum(joining, gpu_free // milli), (GPU_MILLI_WHOLE - 1) // shown_milli)
+    return np.where(is_held, fit * shown_milli, gpu_free)

@@ -9,12 +9,11 @@ a budget would be exceeded, all nodes below it are closed, with those below budg
 smallest draw, and the search runs again, a few times. So work may wait for watts although a gang spread across two
 racks in another way would fit.
 
-Limits on interference (placement.interference) take room from GPUs before a search. Only of several replicas more may be
-placed on one idle GPU than bear each other; those beyond are placed again, beside the others, round after round. Each round
-keeps at least one replica of each GPU that it chose, so that there are few.
+Limits on interference (placement.interference) take room from GPUs before a search. Among those within limits it is made a few
+times, each where loads slow each other down less than in the place found before, and the least sum of cost and slowdown wins.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -22,20 +21,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.placement.interference import (
-    InterferenceRules,
-    LimitedGpu,
-    SharedGpus,
-    choose_bearable,
-    list_sharing,
-)
+from eelgrid_controller.placement.interference import LimitedGpu, SharedGpus, enlarge_request
 from eelgrid_controller.placement.planner import DEFAULT_PLACEMENT_POLICY, PlacementDecision, Planner, make_task
 from eelgrid_controller.placement.power import ExceededBudget, PowerAdmission, PriorPowerModel
-from eelgrid_controller.placement.snapshot import RoomCount, Snapshot, SnapshotMirror
+from eelgrid_controller.placement.snapshot import Ints, RoomCount, Snapshot, SnapshotMirror
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import OpportunityPrices
 from eelgrid_controller.state.engine_reports import Eligibility, EligibilityRules
 from eelgrid_controller.state.events import EXPLAINED_REPLICAS_MOST
+from eelgrid_controller.state.interference import UNKNOWN_LOAD, InterferenceRules, is_shared
 from eelgrid_controller.state.node_allocations import NodeRecord, make_data_trait
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.messages import (
@@ -57,8 +51,6 @@ _SEARCHES_MOST = 8
 _FIRST_PLACES_MOST = 8
 # How often a place is sought where loads slow each other down less.
 _QUIETER_TRIES = 3
-# The key of replicas that are placed one after another; no workload has it.
-_COMING = "\x00coming"
 _VIEWS_MOST = 64  # each holds a candidate index: some megabytes in a fleet of thousands of nodes
 
 
@@ -149,7 +141,7 @@ class WorkloadPlacer:
         self.planner, self._within = Planner(), Planner()
         self.mirror = SnapshotMirror(self._state, self._watts)
         self._limits = InterferenceRules(self._state.policy)
-        self._sharing = SharedGpus(self._state.nodes, self._state.workloads)
+        self._sharing = SharedGpus(self._state, self.mirror)
         self._traits = {name: _node_traits(record) for name, record in self._state.nodes.items()}
         # By required traits and closed nodes.
         self._views: dict[tuple[tuple[str, ...], frozenset[str]], _View | None] = {}
@@ -220,9 +212,19 @@ class WorkloadPlacer:
         return self._decide(_Ground(snapshot, left, altered.records), self._within, spec, workload_id, closed)
 
     def begin_room_count(self, spec: WorkloadSpec, workload_id: str) -> RoomCount:
-        """Counts how many replicas fit on the nodes that traits and engine rules permit, to go on with altered nodes."""
+        """Counts how many replicas fit on the nodes that traits, engine rules and limits permit, to go on with altered nodes."""
         permitted = self.list_permitted_nodes(AlteredNodes(), spec, workload_id)
-        return RoomCount(permitted, self.mirror.row, make_task(spec.request), spec)
+        if not self.is_limited_by_interference(spec):
+            return RoomCount(permitted, self.mirror.row, make_task(spec.request), spec)
+        limits, wanted = self._limits, enlarge_request(spec, self._limits)
+        here = self._sharing.limit_search(permitted, spec, limits, NO_RECORDS).snapshot
+        # A node that is closed now may be joined once others have left it.
+        here = replace(here, nodes=here.nodes._replace(available=permitted.nodes.available))
+
+        def limit_row(row: Ints, uuids: Iterable[str], record: NodeRecord) -> None:
+            self._sharing.limit_row(row, uuids, record, spec, limits)
+
+        return RoomCount(here, self.mirror.row, make_task(wanted.request), spec, limit_row)
 
     def list_permitted_nodes(self, altered: AlteredNodes, spec: WorkloadSpec, workload_id: str) -> Snapshot:
         """Returns the cluster, so altered, with only those nodes available that traits and engine rules permit."""
@@ -287,7 +289,7 @@ class WorkloadPlacer:
         self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
     ) -> PlacementDecision:
         """Decides within limits on interference, where there are any."""
-        if self.is_limited_by_interference(spec):
+        if self._sharing.is_limited(spec, self._limits, ground.altered):
             return self._decide_within_limits(ground, planner, spec, workload_id, closed)
         return self._decide_on_nodes(ground, planner, spec, workload_id, closed)
 
@@ -304,53 +306,58 @@ class WorkloadPlacer:
         newcomer = spec.shared_load
         if newcomer is not None:
             permitted = self.list_permitted_nodes(AlteredNodes(), spec, workload_id)
-            for name, uuid, loads in self._sharing.list_with_room(permitted, spec):
-                yield LimitedGpu(name, uuid, *self._limits.find_obstacle(loads, newcomer))
+            for name, uuid, mix in self._sharing.list_with_room(permitted, spec):
+                needed = self._limits.find_needed(mix, newcomer)
+                unmeasured = self._limits.find_unmeasured((*mix, (newcomer, 1)))
+                yield LimitedGpu(name, uuid, needed, unmeasured)
+
+    def find_own_slowdown(self, spec: WorkloadSpec) -> float:
+        """Returns by how much one replica of a workload slows another one down on the same GPU; infinite if nobody measured it."""
+        load = (spec.shared_load or UNKNOWN_LOAD).load
+        return self._limits.find_slowdown(load, load)
+
+    def describe_unbearable(
+        self, record: NodeRecord, coming: Sequence[Assignment], load: GpuSharing | None = None
+    ) -> str:
+        """Names a GPU of a node on which what comes, which the record holds, exceeds a limit on interference; empty if none.
+
+        `load` is that of work that is being submitted.
+        """
+        if not any(map(is_shared, coming)):
+            return ""
+        workloads = self._state.workloads
+        nominated = self._state.nominations.list_loads(workloads, coming[0].workload_id)
+        return self._limits.describe_unbearable(record, coming, workloads, load=load, more=nominated)
 
     def _decide_within_limits(
         self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
     ) -> PlacementDecision:
-        limits = self._limits
-        first: PlacementDecision | None = None
-        placed: list[Placement] = []
-        while True:
-            sharing = {
-                name: list_sharing(record, ground.workloads, spec.shared_load or GpuSharing())
-                for name, record in ground.altered.items()
-            }
-            here, removed = self._sharing.close_gpus(ground.snapshot, spec, limits, sharing)
-            left = replace(spec, replicas=spec.replicas - len(placed))
-            self.searches += 1
-            # Where nothing is closed, the index of the cluster as it is will do.
-            chooser = planner if here is ground.snapshot else self._within
-            found = self._decide_on_nodes(ground._replace(snapshot=here), chooser, left, workload_id, closed)
-            first = first or found
-            if not found.placements:
-                return replace(count_apart(found, removed, "interference"), room=len(placed) + found.room)
-            new = choose_bearable(found.placements, self._sharing.on_gpus(found.placements, sharing), spec, limits)
-            if spec.replicas == 1 and new:
-                return self._choose_quieter(found, ground, spec, workload_id, closed, sharing)
-            if len(placed) + len(new) == spec.replicas:
-                places = (replace(one, replica=number) for number, one in enumerate((*placed, *new)))
-                return replace(first, placements=tuple(places)) if placed else found
-            if self.uses_engine_rules(workload_id):
-                # They say of each replica where it may go beside those before it.
-                removals = (Removal(constraint="interference", nodes=len({one.node_name for one in found.placements})),)
-                return replace(found, placements=(), room=len(new), removals=removals)
-            ground = self._hold(ground, spec, new, len(placed))
-            placed += new
+        here = self._sharing.limit_search(ground.snapshot, spec, self._limits, ground.altered)
+        is_changed = here.snapshot is not ground.snapshot
+        self.searches += is_changed
+        # Where nothing is closed, the index of the cluster as it is will do.
+        found = self._decide_on_nodes(
+            ground._replace(snapshot=here.snapshot),
+            self._within if is_changed else planner,
+            here.spec,
+            workload_id,
+            closed,
+        )
+        if found.placements:
+            return self._choose_quieter(found, ground, spec, workload_id, closed) if spec.replicas == 1 else found
+        free = self._decide_on_nodes(ground, planner, spec, workload_id, closed)
+        if not free.placements:
+            return replace(free, room=min(free.room, found.room))
+        nodes = here.closed or len({place.node_name for place in free.placements})
+        removals = (Removal(constraint="interference", nodes=nodes),)
+        explanation = tuple(replace(one, candidates=(), removals=removals) for one in found.explanation)
+        return replace(found, removals=removals, explanation=explanation, lack=None)
 
     def _choose_quieter(
-        self,
-        found: PlacementDecision,
-        ground: _Ground,
-        spec: WorkloadSpec,
-        workload_id: str,
-        closed: frozenset[str],
-        sharing: Mapping[str, Mapping[str, tuple[GpuSharing, ...]]],
+        self, found: PlacementDecision, ground: _Ground, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
     ) -> PlacementDecision:
         """Returns a decision of less cost if loads slow each other down less elsewhere, counted in watts."""
-        limits, newcomer = self._limits, spec.shared_load or GpuSharing()
+        limits, newcomer = self._limits, spec.shared_load or UNKNOWN_LOAD
         if not limits.has_pairs or self._state.policy.placement != DEFAULT_PLACEMENT_POLICY:
             return found
 
@@ -359,7 +366,7 @@ class WorkloadPlacer:
             (place,) = decision.placements
             (uuid,) = place.gpu_uuids
             gpu = self._state.nodes[place.node_name].gpu(uuid)
-            added = limits.sum_added(self._sharing.on_gpus((place,), sharing).get(uuid, ()), newcomer)
+            added = limits.sum_added(self._sharing.find_mix(place.node_name, uuid, ground.altered), newcomer)
             held_w = 0.0 if gpu is None else self._watts(gpu)[1] * spec.request.gpu_milli / GPU_MILLI_WHOLE
             return added, _mean_cost_w(decision) + added * held_w
 
@@ -367,9 +374,10 @@ class WorkloadPlacer:
         for _ in range(_QUIETER_TRIES):
             if not added:
                 break
-            here, _ = self._sharing.close_gpus(ground.snapshot, spec, limits, sharing, added)
+            here = self._sharing.limit_search(ground.snapshot, spec, limits, ground.altered, added)
             self.searches += 1
-            other = self._decide_on_nodes(ground._replace(snapshot=here), self._within, spec, workload_id, closed)
+            quieter = ground._replace(snapshot=here.snapshot)
+            other = self._decide_on_nodes(quieter, self._within, spec, workload_id, closed)
             # What is left costs more and more.
             if not other.placements or _mean_cost_w(other) >= least_w:
                 break
@@ -377,28 +385,6 @@ class WorkloadPlacer:
             if cost_w < least_w:
                 best, least_w = other, cost_w
         return best
-
-    def _hold(self, ground: _Ground, spec: WorkloadSpec, places: Sequence[Placement], before: int) -> _Ground:
-        """Returns the ground with places taken by replicas of work that does not run there yet; `before` are held already."""
-        request, altered = spec.request, dict(ground.altered)
-        copied: set[str] = set()
-        for number, place in enumerate(places, start=before):
-            name = place.node_name
-            if name not in copied:
-                altered[name] = (altered.get(name) or self._state.nodes[name]).copy()
-                copied.add(name)
-            altered[name].allocate_unchecked(
-                Assignment(
-                    workload_id=_COMING,
-                    replica=number,
-                    gpu_uuids=place.gpu_uuids,
-                    gpu_milli=request.gpu_milli,
-                    cpu_milli=request.cpu_milli,
-                    memory_bytes=request.memory_bytes,
-                )
-            )
-        snapshot = replace(self.mirror.altered_snapshot(altered), quotes=ground.snapshot.quotes)
-        return ground._replace(snapshot=snapshot, altered=altered)
 
     def _decide_on_nodes(
         self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]

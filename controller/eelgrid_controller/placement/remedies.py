@@ -31,7 +31,15 @@ from eelgrid_controller.state.engine_reports import CORDONED_BY_ENGINE
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.policy import is_pool_enforced
 from eelgrid_kernels.node_cost import GPU_PLACEABLE, replica_room
-from eelgrid_protos.messages import Gpu, NodeState, Placement, ResourceRequest, WorkloadSpec, resolve_pool
+from eelgrid_protos.messages import (
+    SLOWDOWN_MOST,
+    Gpu,
+    NodeState,
+    Placement,
+    ResourceRequest,
+    WorkloadSpec,
+    resolve_pool,
+)
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE, MIB
 
 # How many replicas of one workload are made room for, one after another.
@@ -388,13 +396,19 @@ class _RemedySearch:
                 yield from found
                 break
         sharing, bearable = self._spec.shared_load, min((gpu.slowdown for gpu in gpus), default=math.inf)
-        if sharing is not None and math.isfinite(bearable):
+        unmeasured = [gpu.unmeasured for gpu in gpus if gpu.unmeasured]
+        if sharing is not None and self._spec.replicas > 1:
+            # They slow each other down as well.
+            own = self._placer.find_own_slowdown(self._spec)
+            bearable = own if math.isinf(bearable) else max(bearable, own)
+            unmeasured += [((sharing.load, sharing.load),)] if sharing.load and math.isinf(own) else []
+        if sharing is not None and bearable <= SLOWDOWN_MOST:
             slowdown_most = math.ceil(100 * bearable - 1e-6) / 100
-            if self._decide(replace(self._spec, gpu_sharing=replace(sharing, slowdown_most=slowdown_most))).placements:
+            spec = replace(self._spec, gpu_sharing=replace(sharing, slowdown_most=slowdown_most))
+            if self._decide(spec).placements:
                 yield (BearSlowdown(slowdown_most=slowdown_most),)
-        pairs = min((gpu.unmeasured for gpu in gpus if gpu.unmeasured), key=len, default=())
-        if pairs:
-            yield (MeasureLoads(pairs=pairs[:_PAIRS_NAMED_MOST]),)
+        if unmeasured:
+            yield (MeasureLoads(pairs=min(unmeasured, key=len)[:_PAIRS_NAMED_MOST]),)
 
     def _list_sharing(self, gpus: Iterable[LimitedGpu]) -> Iterator[tuple[str, ...]]:
         """Yields the workloads on each GPU, one by one, and all of them together."""
@@ -404,13 +418,14 @@ class _RemedySearch:
             yield from ((key,) for key in keys)
             yield keys
 
-    def nodes_to_add(self) -> ProvisionNodes | None:
-        """Returns the nodes that would do; None if they would need traits, or watts, as well."""
+    def nodes_to_add(self, room: int | None = None) -> ProvisionNodes | None:
+        """Returns the nodes that would do; None if they would need traits, or watts, as well. `room` is known otherwise."""
         needs_watts = self._request.gpu_count and self._placer.allowance.has_budgets
         needs_traits = self._spec.required_traits or self._spec.process is not None
         if needs_watts or needs_traits or self._placer.uses_engine_rules(self._id):
             return None
-        return ProvisionNodes(count=max(1, self._spec.replicas - self._room), request=self._request)
+        room = self._room if room is None else room
+        return ProvisionNodes(count=max(1, self._spec.replicas - room), request=self._request)
 
     def _permitted(self, altered: AlteredNodes) -> Snapshot:
         return self._placer.list_permitted_nodes(altered, self._spec, self._id)
@@ -773,5 +788,5 @@ def list_remedies(case: PendingCase, decision: PlacementDecision) -> tuple[Remed
         return tuple(search.list_for_watts())
     by_interference = any(removal.constraint == "interference" for removal in decision.removals)
     found = tuple(search.list_for_interference() if by_interference else search.list_for_capacity())
-    nodes = None if found else search.nodes_to_add()
+    nodes = None if found else search.nodes_to_add(decision.room if by_interference else None)
     return found if nodes is None else ((nodes,),)

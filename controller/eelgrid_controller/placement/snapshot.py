@@ -251,14 +251,26 @@ class SnapshotTrial:
         self._changes.append(row)
 
 
+# Takes from the free shares (G,) of a node's GPUs, by UUID, what may not be joined there.
+LimitRow = Callable[[Ints, Iterable[str], NodeRecord], None]
+
+
 class RoomCount:
     """How many replicas of one request fit on open nodes, by counts alone, as the records of nodes change.
 
     An upper bound: budgets and the size of a plan are left to the search for places.
     """
 
-    def __init__(self, snapshot: Snapshot, row_of: Callable[[str], int], task: Task, spec: WorkloadSpec) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        row_of: Callable[[str], int],
+        task: Task,
+        spec: WorkloadSpec,
+        limit_row: LimitRow | None = None,
+    ) -> None:
         self._snapshot, self._row_of, self._task, self._most = snapshot, row_of, task, spec.replicas
+        self._limit_row = limit_row
         self._allows = snapshot.allowed_models(spec.request.gpu_models)
         self._nodes = snapshot.nodes._replace(
             available=snapshot.nodes.available.copy(),
@@ -278,7 +290,10 @@ class RoomCount:
         row = self._row_of(name)
         if not self._snapshot.nodes.available[row]:
             return
-        _write_free_amounts(self._nodes, row, self._snapshot.devices[row].uuids, record)
+        uuids = self._snapshot.devices[row].uuids
+        _write_free_amounts(self._nodes, row, uuids, record)
+        if self._limit_row is not None:
+            self._limit_row(self._nodes.gpu_free[row], uuids, record)
         room = int(self._count(np.array([row]))[0]) if self._nodes.available[row] else 0
         self._total += room - int(self._room[row])
         self._room[row] = room

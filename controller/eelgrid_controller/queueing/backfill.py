@@ -12,7 +12,7 @@ the most that others hold of each CPU, byte and GPU at any of these times (`hold
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
@@ -164,6 +164,10 @@ def project_record(record: NodeRecord, ends: EstimatedEnds, when_ns: int, now_ns
     return twin
 
 
+# Names a GPU of a node on which what comes, which the record holds, exceeds a limit on interference; empty if none.
+DescribeUnbearable = Callable[[NodeRecord, Sequence[Assignment]], str]
+
+
 def hold_reserved(
     record: NodeRecord, name: str, reserved: Iterable[ReservedStart], begin_ns: int, end_ns: int
 ) -> NodeRecord:
@@ -215,7 +219,9 @@ def is_start_free(
     ends: EstimatedEnds,
     others: Sequence[ReservedStart],
     one: ReservedStart,
+    *,
     now_ns: int,
+    describe_unbearable: DescribeUnbearable,
 ) -> bool:
     """Returns whether the places of a reserved start will be free for its span, beside those of others."""
     for name, assignments in one.places.items():
@@ -230,6 +236,8 @@ def is_start_free(
                 record.allocate(assignment)
         except ContradictoryEvent:
             return False
+        if describe_unbearable(record, assignments):
+            return False
     return True
 
 
@@ -241,6 +249,7 @@ def find_delayed_start(
     *,
     until_ns: int,
     now_ns: int,
+    describe_unbearable: DescribeUnbearable,
 ) -> ReservedStart | None:
     """Returns a reserved start that work would delay if it held these places from now until a time; None without any."""
     for one in reserved:
@@ -256,5 +265,7 @@ def find_delayed_start(
                 for assignment in places[name]:
                     record.allocate(assignment)
             except ContradictoryEvent:
+                return one
+            if describe_unbearable(record, places[name]):
                 return one
     return None

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from eelgrid_controller.state.events import PreemptionStarted, WorkloadScaled
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
-from eelgrid_protos.messages import Assignment, Placement, Workload, WorkloadPhase
+from eelgrid_protos.messages import Assignment, GpuSharing, Placement, Workload, WorkloadPhase
 from eelgrid_protos.plain_messages import from_plain, to_plain
 
 _GAINING = (WorkloadPhase.PENDING, WorkloadPhase.PLACED)
@@ -107,6 +107,18 @@ class Nominations:
     def load(cls, plain: Iterable[Any]) -> Self:
         """Loads what `dump` has dumped."""
         return cls(from_plain(PreemptionStarted, row, trusted=True) for row in plain)
+
+    def list_loads(self, workloads: Mapping[str, Workload], but: str = "") -> dict[str, tuple[GpuSharing, ...]]:
+        """Returns the loads that nominated work, but for one, will put on GPUs that it shares, by UUID."""
+        found: dict[str, tuple[GpuSharing, ...]] = {}
+        for event in self:
+            load = workloads[event.workload_id].spec.shared_load
+            if load is None or event.workload_id == but:
+                continue
+            for place in event.placements:
+                for uuid in place.gpu_uuids:
+                    found[uuid] = (*found.get(uuid, ()), load)
+        return found
 
     def hold_on(self, nodes: Mapping[str, NodeRecord], workloads: Mapping[str, Workload]) -> dict[str, NodeRecord]:
         """Returns the nodes of nominations as all other work must see them, as copies."""

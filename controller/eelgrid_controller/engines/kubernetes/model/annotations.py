@@ -15,7 +15,6 @@ from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnr
 from eelgrid_protos.catalogue import find_exact_model
 from eelgrid_protos.messages import (
     GpuPreference,
-    GpuSharing,
     LatencyMetric,
     LatencyObjective,
     MetricsServer,
@@ -180,13 +179,6 @@ def parse_model_data(annotations: Mapping[str, str]) -> ModelData | None:
     names = () if text is None else tuple(dict.fromkeys(_items(key, text, "write such as meta-llama/Llama-3.1-8B")))
     worth_w = _parse_worth(annotations, worth, "" if names else key)
     return ModelData(data_names=names, worth_w=worth_w) if names else None
-
-
-def parse_gpu_sharing(annotations: Mapping[str, str]) -> GpuSharing | None:
-    """The load that a pod puts on a GPU that it shares, and by how much others may slow it down; None where nothing is said."""
-    load = annotations.get(well_known.ANNOTATION_GPU_LOAD, "").strip()
-    slowdown = parse_fraction(annotations, well_known.ANNOTATION_GPU_SLOWDOWN)
-    return GpuSharing(load=load, slowdown_most=slowdown) if load or slowdown is not None else None
 
 
 def _parse_worth(annotations: Mapping[str, str], key: str, without: str) -> float | None:

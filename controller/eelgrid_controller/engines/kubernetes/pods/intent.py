@@ -66,8 +66,6 @@ _POD_IP = "{pod_ip}"
 _FIELDS = {
     "gpu_preference": well_known.ANNOTATION_PREFERRED_GPU_MODELS,
     "gpu_preference.worth_w": well_known.ANNOTATION_PREFERRED_GPU_WORTH,
-    "gpu_sharing": well_known.ANNOTATION_GPU_SLOWDOWN,
-    "gpu_sharing.load": well_known.ANNOTATION_GPU_LOAD,
     "model_data": well_known.ANNOTATION_MODEL_DATA,
     "model_data.worth_w": well_known.ANNOTATION_MODEL_DATA_WORTH,
     "priority": well_known.ANNOTATION_PRIORITY,
@@ -163,7 +161,6 @@ def _intent(pod: Pod, holders: OwnerTemplates, queues: QueueLabels) -> WorkloadI
         evicted_by_engine=_is_requeued(pod),
         gpu_preference=annotations.parse_gpu_preference(pod.annotations),
         model_data=annotations.parse_model_data(pod.annotations),
-        gpu_sharing=annotations.parse_gpu_sharing(pod.annotations),
     )
     try:
         check_message(spec)
