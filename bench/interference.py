@@ -11,6 +11,7 @@ import heapq
 import random
 import statistics
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,7 @@ _GPU = "v100"
 _NO_LIMIT = 100.0
 # Work alone, in seconds: as Gavel draws it, but at the most so many hours.
 _NEARLY = 1e-6
+_DECISIONS = 60
 _WORK_S = 1800.0, 36_000.0
 Pairs = Mapping[tuple[str, str], float]
 
@@ -203,11 +205,38 @@ def describe(rows: Iterable[Outcome]) -> str:
     )
 
 
+def measure_decision_ms(loads: list[str], slowdowns: Pairs, nodes: int, limit: float | None) -> list[float]:
+    """Returns the processor time of decisions about a quarter of a GPU, on nodes of 8 GPUs that are half full of others, sorted."""
+    chance = random.Random(0)
+    core = build_empty_cluster(
+        nodes, BackfillMode.NONE, model="V100", cpu_milli=64_000, memory_bytes=2**38, node_gpus=8
+    )
+
+    def submit(key: str) -> None:
+        request = ResourceRequest(cpu_milli=100, memory_bytes=2**20, gpu_count=1, gpu_milli=250)
+        spec = WorkloadSpec(name="train", request=request, gpu_sharing=GpuSharing(load=chance.choice(loads)))
+        core.submit(SubmitWorkloadRequest(spec=spec, workload_id=key), now_ns=3)
+
+    for number in range(16 * nodes):
+        submit(f"w{number}")
+    pairs = tuple(Interference(load=one, beside=other, slowdown=value) for (one, other), value in slowdowns.items())
+    core.update_policy(replace(core.state.policy, interference=pairs, shared_slowdown_most=limit), now_ns=4)
+    found = []
+    for number in range(_DECISIONS):
+        begun_s = time.process_time()
+        submit(f"d{number}")
+        found.append(1e3 * (time.process_time() - begun_s))
+    return sorted(found)
+
+
 @benchmark()
 @data_option()
 @click.option("--seeds", type=click.IntRange(1), default=5, show_default=True, help="Runs of each kind.")
 @click.option(
     "--jobs", "jobs_of_run", type=click.IntRange(20), default=600, show_default=True, help="Jobs of each run."
+)
+@click.option(
+    "--nodes", type=click.IntRange(1), default=1000, show_default=True, help="Nodes for the time of a decision."
 )
 def main(options: Options) -> int:
     """Plays all runs and writes interference.csv."""
@@ -243,6 +272,10 @@ def main(options: Options) -> int:
         ("kind", "load", "seed", *Outcome._fields),
         [[kind, amount, seed, *one] for kind, amount, seed, one in rows],
     )
+    for name, known, limit in (("unlimited", {}, None), ("limited", {}, 0.5), ("with pairs", slowdowns, None)):
+        taken_ms = measure_decision_ms(loads, known, options.nodes, limit)
+        median_ms, p95_ms = taken_ms[len(taken_ms) // 2], taken_ms[int(0.95 * len(taken_ms))]
+        print(f"a decision on {options.nodes} nodes, {name}: {median_ms:.1f} ms of processor time, {p95_ms:.1f} at p95")
     over = [
         one.slowest - limit for limit in limits for kind, _, _, one in rows if kind.startswith(f"at most {limit:.0%}")
     ]
