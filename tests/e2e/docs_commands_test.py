@@ -39,6 +39,11 @@ EXPECTED = {
     "eelctl --cluster north doctor": (1, "the same"),
     "eelctl --cluster north nodes": (1, "the same"),
     "eelctl --cluster north workloads": (1, "the same"),
+    "eelctl interference adopt --dry-run": (
+        5,
+        "no job of this cluster reports its steps; tests/unit/interference_estimates_test.py",
+    ),
+    "eelctl interference adopt whisper resnet-50": (4, "the same"),
     "eelctl frontier --running": (1, "the fleet cannot carry the rate of the example"),
     "eelctl doctor": (1, "a GPU of the cluster is lost"),
 }

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations_with_replacement
 
 import pytest
 from hypothesis import given, settings
@@ -144,17 +143,6 @@ def test_limits_hold_on_every_gpu_and_nothing_waits_that_could_start(slowdowns, 
     check_limits(core, pairs, default)
 
 
-def test_loads_join_one_by_one():
-    """Who may not join some loads does not join more of them either, so that counting ends at the first refusal."""
-    pairs = {("a", "a"): 0.1, ("a", "b"): 0.2, ("b", "a"): 0.0, ("b", "b"): 0.3, ("*", "*"): 0.5}
-    tenants = [("a", 0.3), ("b", 0.3), ("c", None)]
-    for count in (1, 2, 3):
-        for loads in combinations_with_replacement(tenants, count):
-            for more in tenants:
-                if not bear_each_other(pairs, None, loads):
-                    assert not bear_each_other(pairs, None, [*loads, more])
-
-
 LOAD = st.builds(
     lambda load, most: GpuSharing(load=load, slowdown_most=most), st.sampled_from(LOADS), LIMITS | st.just(0.7)
 )
@@ -177,14 +165,16 @@ def test_the_table_of_mixes_answers_as_the_rule_and_the_rule_as_counting_does(
         for (load, beside), slowdown in pairs.items()
         if slowdown is not None
     )
-    rules, table = InterferenceRules(Policy(interference=known, shared_slowdown_most=default)), MixTable()
+    rules = InterferenceRules(Policy(interference=known, shared_slowdown_most=default))
+    table, numbers = MixTable(rules), {}
     # Mixes and loads are numbered between questions, too.
-    for number, newcomer in enumerate(newcomers):
-        for loads in mixes[: 2 * number + 2]:
-            table.number(make_mix(loads))
-        joining = table.count_joining(rules, newcomer, most).tolist()
-        added = table.sum_added(rules, newcomer).tolist()
-        for mix, count, one in zip(table.mixes, joining, added, strict=True):
+    for place, newcomer in enumerate(newcomers):
+        for loads in mixes[: 2 * place + 2]:
+            numbers[make_mix(loads)] = table.number(make_mix(loads))
+        joining, added = table.count_joining(newcomer, most).tolist(), table.sum_added(newcomer).tolist()
+        for mix, number in numbers.items():
+            count, one = joining[number], added[number]
+            assert table.has_limit[number] == any(rules.find_limit(load) is not None for load, _ in mix)
             assert count == rules.count_joining(mix, newcomer, most)
             assert one == pytest.approx(rules.sum_added(mix, newcomer))
             there = [(load.load, load.slowdown_most) for load, times in mix for _ in range(times)]

@@ -7,7 +7,12 @@ import pytest
 from tests.builders.cluster import build_core, build_node, build_request
 
 from eelgrid_controller.core import interference_estimates
-from eelgrid_controller.core.interference_estimates import JOBS_PER_PAIR_MOST
+from eelgrid_controller.core.interference_estimates import (
+    JOBS_PER_PAIR_MOST,
+    PAIRS_MOST,
+    InterferenceEstimates,
+)
+from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos.messages import (
     AttemptState,
     AttemptStatus,
@@ -17,6 +22,7 @@ from eelgrid_protos.messages import (
     MeasuredInterference,
     Mobility,
     ProcessSpec,
+    Workload,
     WorkloadPhase,
 )
 
@@ -366,3 +372,21 @@ def test_adopt_says_what_to_do_where_nothing_was_measured(eelctl, fake):
         result = eelctl("interference", "adopt", *arguments, code=code)
         assert "eelgrid.progress" in result.stderr
     assert "both loads" in eelctl("interference", "adopt", "a", code=2).stderr
+
+
+def test_nobody_pushes_out_or_outvotes_what_others_measured():
+    estimates = InterferenceEstimates(ClusterState())
+
+    def keep(pair, key, user, slowdown):
+        spec = build_request(key, user=user).spec
+        estimates._state.workloads[key] = Workload(workload_id=key, spec=spec, phase=WorkloadPhase.PLACED)
+        estimates._keep(pair, key, slowdown)
+
+    for number, user in enumerate(("ann", "bob")):
+        keep(("a", "b"), f"honest-{number}", user, 0.5)
+    for number in range(2 * PAIRS_MOST):
+        keep(("a", "b") if number % 2 else (f"x{number}", "y"), f"evil-{number}", "eve", 9.0)
+    found = {(one.load, one.beside): one for one in estimates.list_measured()}
+    assert len(found) == PAIRS_MOST
+    pair = found["a", "b"]
+    assert (pair.jobs, pair.slowdown, pair.slowdown_least, pair.slowdown_largest) == (JOBS_PER_PAIR_MOST, 0.5, 0.5, 9.0)

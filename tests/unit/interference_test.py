@@ -11,6 +11,7 @@ from tests.unit.decision_test import Recorder
 from eelgrid_controller.cli.connection import RequestRefused
 from eelgrid_controller.cli.interference import format_slowdown, parse_slowdown, read_pairs
 from eelgrid_controller.core.workloads import MoveRefused
+from eelgrid_controller.placement.interference import MixTable
 from eelgrid_controller.placement.migration_planner import build_migration_problem, recommend_moves
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.interference import InterferenceRules, make_mix
@@ -21,6 +22,7 @@ from eelgrid_protos.messages import (
     BudgetScope,
     GpuSharing,
     Interference,
+    JobArrayRequest,
     JobDeadline,
     JobSchedule,
     LatencyMetric,
@@ -581,3 +583,57 @@ def test_work_without_a_limit_is_not_promised_a_place_beside_a_promise_that_has_
     assert promise(sim, "A", "a", 0.0, end_h=2.2).promise is not None
     with pytest.raises(InvalidArgument, match="the deadline cannot be promised"):
         promise(sim, "B", "b", None, end_h=2.2)
+
+
+@pytest.mark.parametrize("milli", [400, 900])
+def test_a_promise_is_planned_anew_beside_work_that_is_being_submitted(milli):
+    """With a budget that summed the watts of work that the state did not know yet, which broke the core."""
+    core = start(pairs=())
+    budget = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1e5)
+    core.update_policy(replace(core.state.policy, backfill=BackfillMode.EASY, budgets=(budget,)), now_ns=S)
+    for key, share, most, run_s in (("x", 500, None, HOUR), ("a", milli, 0.0, HOUR), ("c", 300, None, 10 * HOUR)):
+        submit(core, key, key, most, milli=share, expected_runtime_s=float(run_s))
+        settle(core, 2)
+    assert [is_placed(one) for one in core.state.workloads.values()] == [True, False, False]
+
+
+def test_a_promise_is_not_planned_beside_work_being_submitted_that_it_does_not_bear():
+    pairs = (("*", "*", 0.0), ("a", "c", 9.0))
+    known = tuple(Interference(load=one, beside=other, slowdown=value) for one, other, value in pairs)
+    core = start(build_node("n0", gpus=1), build_node("n1", gpus=1), pairs=known)
+    core.update_policy(replace(core.state.policy, backfill=BackfillMode.EASY), now_ns=S)
+    wanted = (("x", 500, None, 1), ("y", 900, None, 10), ("a", 600, 0.5, 1), ("c", 300, None, 10))
+    for key, milli, most, hours in wanted:
+        submit(core, key, key, most, milli=milli, expected_runtime_s=float(hours * HOUR))
+        settle(core, 2)
+    assert core.state.workloads["c"].reason.startswith("backfill: ")
+
+
+@pytest.mark.parametrize("limits", ["queue", "budget"])
+def test_an_array_with_a_deadline_is_promised_beside_busy_gpus(limits):
+    """Its elements are not known yet when their quota and watts are summed."""
+    core, queue = start(build_node("n", gpus=2), pairs=()), ""
+    policy = core.state.policy
+    if limits == "queue":
+        queue = "x"
+        policy = replace(policy, queues=(preemption.queue("x", 2, parent=""),))
+    else:
+        policy = replace(policy, budgets=(PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1e5),))
+    core.update_policy(policy, now_ns=S)
+    core.submit(build_request("busy", replicas=2, expected_runtime_s=3600.0, queue=queue), now_ns=S)
+    deadline = JobDeadline(end_ns=20_000 * S)
+    request = build_request("w", expected_runtime_s=600.0, deadline=deadline, queue=queue)
+    core.submit(replace(request, array=JobArrayRequest(indexes="0-1")), now_ns=2 * S)
+    assert core.state.workloads["w_0"].promise is not None
+
+
+def test_loads_that_no_pair_names_are_one_to_the_search():
+    """Users choose the names of loads and their limits, and a search costs what the policy's names do."""
+    rules = InterferenceRules(Policy(interference=INTERFERENCE))
+    table = MixTable(rules)
+    numbers = {table.number(make_mix([GpuSharing(load=f"mine-{number}")])) for number in range(500)}
+    assert len(numbers) == 1
+    for number in range(500):
+        table.number(make_mix([GpuSharing(load=f"mine-{number}", slowdown_most=number / 500), GpuSharing(load="a")]))
+    assert table._counts.shape[1] == 8
+    assert table.count_joining(GpuSharing(load="a"), 3).shape == (table.size,)

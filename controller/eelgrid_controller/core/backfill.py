@@ -546,7 +546,7 @@ class BackfillPlanner:
             records[name] = record
             for assignment in assignments:
                 record.allocate_unchecked(assignment)
-        found = self._searcher.search_places(records, first, reserved.start_ns)
+        found = self._searcher.search_places(records, first, reserved.start_ns, coming=workload)
         if not found.placements:
             return False
         new = replace(reserved, places=group_assignments(first, found.placements), placements=found.placements)

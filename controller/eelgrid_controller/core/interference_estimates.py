@@ -12,16 +12,19 @@ leaves out what differs between jobs of one load: their share, GPU, model and ba
 An interval counts if the same work, in the same attempts, held the GPU at its beginning and its end. Reports are some seconds
 older than what the state says of neighbours at their arrival, so the first interval after a change is left out as well. Of n
 steps one may be half done, so that a pace is known to one in n: 20 steps leave an error of a twentieth. A pair has the median
-over its jobs, which one job with phases of its own does not move.
+over owners of the median over each one's jobs, which neither one job with phases of its own moves nor one user, who names
+loads and reports steps at will.
 
 Jobs of several processes are left out, since their pace is that of the slowest, wherever that is. Neighbours count from their
 placement to their end, also while they load or idle, which makes an estimate too small. What changes a job's pace otherwise
 (a phase of its own, a power limit) is told from neighbours only by the median over jobs.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.interference import is_shared
@@ -45,6 +48,7 @@ PAIRS_MOST = 1_000
 JOBS_PER_PAIR_MOST = 32
 _LOADS_PER_JOB_MOST = 32
 
+_Key = TypeVar("_Key")
 # Loads without a name of their own; none is measured.
 _UNNAMED = ("", ANY_LOAD)
 # Workload, replica and attempt of each that holds a share of the same GPU.
@@ -94,14 +98,21 @@ class _JobPaces:
         return self.beside.setdefault(load, _Pace())
 
 
+class _Measured(NamedTuple):
+    """What a job measured, and whose job it was."""
+
+    owner: str
+    slowdown: float
+
+
 class InterferenceEstimates:
     """Slowdowns of pairs of loads on the GPUs of one state."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._jobs: dict[str, _JobPaces] = {}
-        # By pair: the slowdown that each job measured, the one that was measured last at the end; pairs likewise.
-        self._pairs: dict[tuple[str, str], dict[str, float]] = {}
+        # By pair: the slowdown that each job measured and whose it is, the one measured last at the end; pairs likewise.
+        self._pairs: dict[tuple[str, str], dict[str, _Measured]] = {}
 
     def observe(self, workload: Workload, status: AttemptStatus) -> None:
         """Takes a report of a current attempt."""
@@ -131,9 +142,9 @@ class InterferenceEstimates:
             MeasuredInterference(
                 load=load,
                 beside=beside,
-                slowdown=median(jobs.values()),
-                slowdown_least=min(jobs.values()),
-                slowdown_largest=max(jobs.values()),
+                slowdown=_compute_median(jobs.values()),
+                slowdown_least=min(one.slowdown for one in jobs.values()),
+                slowdown_largest=max(one.slowdown for one in jobs.values()),
                 jobs=len(jobs),
             )
             for (load, beside), jobs in sorted(self._pairs.items())
@@ -185,13 +196,34 @@ class InterferenceEstimates:
         return "" if sharing is None else sharing.load
 
     def _keep(self, pair: tuple[str, str], workload_id: str, slowdown: float) -> None:
+        """Keeps what a job measured; of too many the oldest goes of whoever has most of them, so that nobody pushes others out."""
+        workload = self._state.workloads.get(workload_id)
+        owner = "" if workload is None else workload.owner or workload.spec.user
+        if pair not in self._pairs and len(self._pairs) >= PAIRS_MOST:
+            owners = {known: {one.owner for one in jobs.values()} for known, jobs in self._pairs.items()}
+            del self._pairs[
+                _find_oldest({known: next(iter(those)) for known, those in owners.items() if len(those) == 1})
+                or next(iter(self._pairs))
+            ]
         jobs = self._pairs[pair] = self._pairs.pop(pair, {})
         jobs.pop(workload_id, None)
-        jobs[workload_id] = slowdown
+        jobs[workload_id] = _Measured(owner, slowdown)
         if len(jobs) > JOBS_PER_PAIR_MOST:
-            del jobs[next(iter(jobs))]
-        if len(self._pairs) > PAIRS_MOST:
-            del self._pairs[next(iter(self._pairs))]
+            del jobs[_find_oldest({key: one.owner for key, one in jobs.items()}) or workload_id]
+
+
+def _find_oldest(owners: Mapping[_Key, str]) -> _Key | None:
+    """Returns the first key of the owner who has most of them; None without any."""
+    most = Counter(owners.values()).most_common(1)
+    return next((key for key, owner in owners.items() if owner == most[0][0]), None)
+
+
+def _compute_median(jobs: Iterable[_Measured]) -> float:
+    """Computes the median over owners of the median over each one's jobs: whoever runs many jobs counts once."""
+    by_owner: dict[str, list[float]] = {}
+    for one in jobs:
+        by_owner.setdefault(one.owner, []).append(one.slowdown)
+    return median(map(median, by_owner.values()))
 
 
 def _compute_slowdown(alone: _Pace, beside: _Pace) -> float:

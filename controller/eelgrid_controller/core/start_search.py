@@ -249,11 +249,14 @@ class StartSearch:
             starting.append((part.workload_id, decision.placements))
         return _join_starts(starts[parts[0].workload_id], list(starts.values()))
 
-    def search_places(self, records: Mapping[str, NodeRecord], workload: Workload, when_ns: int) -> PlacementDecision:
-        """Decides where a workload would go at a time, with nodes as they would be then."""
+    def search_places(
+        self, records: Mapping[str, NodeRecord], workload: Workload, when_ns: int, *, coming: Workload
+    ) -> PlacementDecision:
+        """Decides where a workload would go at a time, with nodes as they would be then; `coming` is on them, and may be new."""
         self._placer.searches += 1
         closed = list_closed_nodes(self._state, workload, when_ns)
-        return self._placer.decide_on_altered(AlteredNodes(records), workload.spec, workload.workload_id, closed)
+        altered = AlteredNodes(records, coming=coming)
+        return self._placer.decide_on_altered(altered, workload.spec, workload.workload_id, closed)
 
     def release(self, records: dict[str, NodeRecord], workload_id: str) -> list[str]:
         """Releases a running workload on copies of its nodes' records; returns their names."""

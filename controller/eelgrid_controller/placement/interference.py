@@ -32,11 +32,14 @@ from eelgrid_controller.state.interference import (
 )
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_kernels.node_cost import GPU_PLACEABLE
-from eelgrid_protos.messages import GpuSharing, WorkloadSpec
+from eelgrid_protos.messages import GpuSharing, Workload, WorkloadSpec
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
-# Mixes that have a number, many of them of the past; beyond these all GPUs are numbered anew.
-_MIXES_MOST = 16_384
+# Mixes that have a number, many of them of the past: beyond these and twice as many as there were, all are numbered anew.
+_MIXES_LEAST = 4096
+_ROWS_LEAST, _NAMES_LEAST = 64, 8
+# Names of loads, how many there are of each, and the least of their limits.
+_NamedMix = tuple[tuple[str, int, float], ...]
 
 
 class LimitedGpu(NamedTuple):
@@ -58,101 +61,105 @@ class LimitedSearch(NamedTuple):
     closed: int
 
 
-class MixTable:
-    """Mixes by number, and the answers of the rule for all of them at once (state.interference has it for one).
+class Alteration(NamedTuple):
+    """Nodes that differ from the state, and the workloads that are known then."""
 
-    Arrays have a row for each of M mixes and a column for each of L loads. Slowdowns that nobody measured are counted apart, as
-    infinity times 0 is none.
+    records: Mapping[str, NodeRecord]
+    workloads: Mapping[str, Workload]
+
+
+class MixTable:
+    """Mixes under one policy by number, and the answers of its rule for all of them at once.
+
+    Loads of the same name are slowed down alike, so that a mix is a number of each name, and the least limit of each; all names
+    that no pair has are one. Arrays have a row for each of M mixes and a column for each of L names: users choose the names of
+    their loads, but those of the policy are few.
     """
 
-    def __init__(self) -> None:
-        self.mixes: list[LoadMix] = [()]
-        self._numbers: dict[LoadMix, int] = {(): 0}
-        self._loads: dict[GpuSharing, int] = {}
-        self._counts: NDArray[np.float64] = np.zeros((1, 0))
-        self._known: _Slowdowns | None = None
-        # How much more each load of each mix bears (M, L); infinite where it is not there or has no limit.
-        self._slack: NDArray[np.float64] = np.zeros((1, 0))
+    def __init__(self, rules: InterferenceRules) -> None:
+        self.rules = rules
+        self.size = 1
+        self._numbers: dict[_NamedMix, int] = {(): 0}
+        self._names: dict[str, int] = {}
+        # Loads of each name (M, L), and how much more they bear: infinite where there are none, or without limit.
+        self._counts: NDArray[np.float64] = np.zeros((_ROWS_LEAST, _NAMES_LEAST))
+        self._slack: NDArray[np.float64] = np.full((_ROWS_LEAST, _NAMES_LEAST), np.inf)
+        self.has_limit: NDArray[np.bool_] = np.zeros(_ROWS_LEAST, np.bool_)
 
     def number(self, mix: LoadMix) -> int:
         """Returns the number of a mix."""
-        found = self._numbers.get(mix)
+        key = self._name_loads(mix)
+        found = self._numbers.get(key)
         if found is None:
-            found = self._numbers[mix] = len(self.mixes)
-            self.mixes.append(mix)
-            for load, _ in mix:
-                self._loads.setdefault(load, len(self._loads))
+            found = self._numbers[key] = self.size
+            self._append(key)
         return found
 
-    def _refresh(self, rules: InterferenceRules, newcomer: GpuSharing) -> "_Slowdowns":
-        self._loads.setdefault(newcomer, len(self._loads))
-        known, shape = self._known, (len(self.mixes), len(self._loads))
-        is_same = self._counts.shape == shape
-        if known is not None and known.rules is rules and is_same:
-            return known
-        counts = np.zeros(shape)
-        rows, columns = self._counts.shape
-        counts[:rows, :columns] = self._counts
-        for row in range(rows, shape[0]):
-            for load, count in self.mixes[row]:
-                counts[row, self._loads[load]] = count
-        self._counts = counts
-        if known is None or known.rules is not rules or len(known.limits) != shape[1]:
-            known = _read_slowdowns(rules, list(self._loads))
-        self._known = known
-        slowed = counts @ known.slowdowns.T - np.diag(known.slowdowns)
-        unknown = counts @ known.unknown.T - np.diag(known.unknown)
-        self._slack = np.where((counts > 0) & np.isfinite(known.limits), known.limits - slowed, np.inf)
-        self._slack[(counts > 0) & np.isfinite(known.limits) & (unknown > 0.5)] = -np.inf
-        return known
+    def _name_loads(self, mix: LoadMix) -> _NamedMix:
+        found: dict[str, tuple[int, float]] = {}
+        for one, count in mix:
+            name, limit = self.rules.resolve_name(one.load), self.rules.find_limit(one)
+            before, least = found.get(name, (0, math.inf))
+            found[name] = before + count, least if limit is None else min(least, limit)
+        return tuple(sorted((name, *values) for name, values in found.items()))
 
-    def count_joining(self, rules: InterferenceRules, newcomer: GpuSharing, most: int) -> Ints:
+    def _append(self, mix: _NamedMix) -> None:
+        row = self.size
+        columns = [self._names.setdefault(name, len(self._names)) for name, _, _ in mix]
+        rows, width = self._counts.shape
+        if row >= rows or len(self._names) > width:
+            shape = (2 * rows if row >= rows else rows, 2 * width if len(self._names) > width else width)
+            counts, slack, has_limit = np.zeros(shape), np.full(shape, np.inf), np.zeros(shape[0], np.bool_)
+            counts[:rows, :width], slack[:rows, :width], has_limit[:rows] = self._counts, self._slack, self.has_limit
+            self._counts, self._slack, self.has_limit = counts, slack, has_limit
+        for column, (name, count, limit) in zip(columns, mix, strict=True):
+            self._counts[row, column] = count
+            if math.isfinite(limit):
+                slowed = sum(
+                    (others - (other == name)) * self.rules.find_slowdown(name, other)
+                    for other, others, _ in mix
+                    if others > (other == name)
+                )
+                self._slack[row, column] = limit - slowed
+                self.has_limit[row] = True
+        self.size += 1
+
+    def _list_slowdowns(self, load: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Returns by how much a load slows down each name, and the reverse (L,); infinite if nobody measured it."""
+        name, width = self.rules.resolve_name(load), self._counts.shape[1]
+        theirs, mine = np.zeros(width), np.zeros(width)
+        for other, column in self._names.items():
+            theirs[column] = self.rules.find_slowdown(other, name)
+            mine[column] = self.rules.find_slowdown(name, other)
+        return theirs, mine
+
+    def count_joining(self, newcomer: GpuSharing, most: int) -> Ints:
         """Counts how many replicas of a load may join each mix (M,), up to `most`."""
-        known = self._refresh(rules, newcomer)
-        mine = self._loads[newcomer]
-        each, is_unknown, slack = known.slowdowns[:, mine], known.unknown[:, mine] > 0, self._slack
-        with np.errstate(divide="ignore", invalid="ignore"):
-            bounds = np.where(each > 0.0, (slack + NEARLY) / each, np.inf)
-        bounds[(slack < -NEARLY) | (is_unknown & np.isfinite(slack))] = 0.0
+        theirs, mine = self._list_slowdowns(newcomer.load)
+        counts, slack = self._counts[: self.size], self._slack[: self.size]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            bounds = np.where(theirs > 0.0, (slack + NEARLY) / theirs, np.inf)
+        # Infinite by infinite: who has no limit bears what was not measured.
+        bounds[np.isinf(slack) & (slack > 0.0)] = np.inf
+        bounds[slack < -NEARLY] = 0.0
         found = bounds.min(axis=1, initial=float(most))
-        if np.isfinite(known.limits[mine]):
-            left = known.limits[mine] - self._counts @ known.slowdowns[mine]
-            beside = 0.0 if known.unknown[mine, mine] else np.inf
-            if known.slowdowns[mine, mine] > 0.0:
-                beside = (left + NEARLY) / known.slowdowns[mine, mine]
-            is_refused = (left < -NEARLY) | (self._counts @ known.unknown[mine] > 0.5)
-            found = np.minimum(found, np.where(is_refused, 0.0, 1.0 + np.floor(beside)))
+        limit = self.rules.find_limit(newcomer)
+        if limit is not None and math.isfinite(limit):
+            is_unknown = np.isinf(mine)
+            left = limit - counts @ np.where(is_unknown, 0.0, mine)
+            each = self.rules.find_slowdown(newcomer.load, newcomer.load)
+            with np.errstate(over="ignore"):
+                beside = np.floor((left + NEARLY) / each) if each > 0.0 else np.full(len(left), np.inf)
+            found = np.minimum(found, 1.0 + beside)
+            found[(left < -NEARLY) | (counts @ is_unknown.astype(np.float64) > 0.0)] = 0.0
         joining: Ints = np.floor(np.clip(found, 0.0, most)).astype(np.int64)
         return joining
 
-    def sum_added(self, rules: InterferenceRules, newcomer: GpuSharing) -> NDArray[np.float64]:
+    def sum_added(self, newcomer: GpuSharing) -> NDArray[np.float64]:
         """Sums by how much a newcomer and the loads of each mix (M,) would slow each other down."""
-        known = self._refresh(rules, newcomer)
-        mine, taken = self._loads[newcomer], known.slowdowns + TAKING_TURNS * known.unknown
-        added: NDArray[np.float64] = self._counts @ (taken[mine] + taken[:, mine])
+        both = sum(np.where(np.isinf(one), TAKING_TURNS, one) for one in self._list_slowdowns(newcomer.load))
+        added: NDArray[np.float64] = self._counts[: self.size] @ both
         return added
-
-
-class _Slowdowns(NamedTuple):
-    """Of L loads: limits (L,), slowdowns (L, L) of the first beside the second, and 1 where nobody measured them (L, L)."""
-
-    rules: InterferenceRules
-    limits: NDArray[np.float64]
-    slowdowns: NDArray[np.float64]
-    unknown: NDArray[np.float64]
-
-
-def _read_slowdowns(rules: InterferenceRules, loads: list[GpuSharing]) -> _Slowdowns:
-    limits = [rules.find_limit(one) for one in loads]
-    found = np.array([[rules.find_slowdown(one.load, other.load) for other in loads] for one in loads]).reshape(
-        len(loads), len(loads)
-    )
-    return _Slowdowns(
-        rules,
-        np.array([np.inf if most is None else most for most in limits]),
-        np.where(np.isinf(found), 0.0, found),
-        np.isinf(found).astype(np.float64),
-    )
 
 
 class SharedGpus:
@@ -166,7 +173,8 @@ class SharedGpus:
         self._mirror = mirror
         # Numbers of mixes by row and slot (N, G); 0 is that of none.
         self._codes: NDArray[np.int32] = np.zeros((0, 0), np.int32)
-        self._table = MixTable()
+        self._table = MixTable(InterferenceRules(state.policy))
+        self._size_most = _MIXES_LEAST
         self._stale: set[str] = set()
         # By node, the replicas whose limits were looked at; and those that have one.
         self._seen: dict[str, set[tuple[str, int]]] = {}
@@ -193,9 +201,7 @@ class SharedGpus:
         sharing = None if workload is None else workload.spec.gpu_sharing
         return sharing is not None and sharing.slowdown_most is not None
 
-    def is_limited(
-        self, spec: WorkloadSpec, rules: InterferenceRules, altered: Mapping[str, NodeRecord] | None = None
-    ) -> bool:
+    def is_limited(self, spec: WorkloadSpec, rules: InterferenceRules, altered: Alteration | None = None) -> bool:
         """Returns whether pairs or limits may matter for where a workload goes; `altered` are nodes that differ from the state.
 
         On these, work that does not run yet may have limits: what is nominated, and what is promised a start.
@@ -205,12 +211,15 @@ class SharedGpus:
         own = None if spec.gpu_sharing is None else spec.gpu_sharing.slowdown_most
         if self._limited or rules.has_pairs or own is not None or rules.default_most is not None:
             return True
-        held = (key for record in (altered or {}).values() for key in record.assignments)
-        nominated = self._nominations.list_loads(self._workloads).values() if altered else ()
-        is_nominated = any(one.slowdown_most is not None for loads in nominated for one in loads)
-        return is_nominated or any(map(self._has_limit, held))
+        if altered is None or not altered.records:
+            return False
+        held = {key for record in altered.records.values() for key, _ in record.assignments}
+        specs = (altered.workloads[key].spec for key in held if key in altered.workloads)
+        loads = [one for found in self._nominations.list_loads(self._workloads).values() for one in found]
+        stated = (spec.gpu_sharing for spec in specs)
+        return any(one is not None and one.slowdown_most is not None for one in (*loads, *stated))
 
-    def _read_codes(self, altered: Mapping[str, NodeRecord] | None = None) -> NDArray[np.int32]:
+    def _read_codes(self, rules: InterferenceRules, altered: Alteration | None = None) -> NDArray[np.int32]:
         """Returns the numbers of mixes (N, G), with nodes as these records have them."""
         snapshot = self._mirror.snapshot()
         shape = snapshot.nodes.gpu_free.shape
@@ -219,26 +228,28 @@ class SharedGpus:
             rows, slots = (min(pair) for pair in zip(shape, self._codes.shape, strict=True))
             grown[:rows, :slots] = self._codes[:rows, :slots]
             self._codes = grown
-        if len(self._table.mixes) > _MIXES_MOST:
-            self._table, self._stale = MixTable(), set(self._nodes)
+        if self._table.rules is not rules or self._table.size > self._size_most:
+            self._table, self._stale = MixTable(rules), set(self._nodes)
         for name in self._stale:
             record = self._nodes[name]
-            self._write_row(self._codes, snapshot, name, record if has_shares(record) else None)
+            self._write_row(
+                self._codes, snapshot, name, list_mixes(record, self._workloads) if has_shares(record) else {}
+            )
+        if self._stale:
+            self._size_most = max(self._size_most, _MIXES_LEAST + 2 * len(np.unique(self._codes)))
         self._stale.clear()
-        if not altered:
+        if altered is None or not altered.records:
             return self._codes
         codes, nominated = self._codes.copy(), self._nominations.list_loads(self._workloads)
-        for name, record in altered.items():
-            self._write_row(codes, snapshot, name, record)
-            for slot, uuid in enumerate(snapshot.devices[self._mirror.row(name)].uuids if nominated else ()):
-                if uuid in nominated:
-                    place = self._mirror.row(name), slot
-                    codes[place] = self._table.number(join_mix(self._table.mixes[codes[place]], nominated[uuid]))
+        for name, record in altered.records.items():
+            mixes = list_mixes(record, altered.workloads)
+            for uuid in nominated.keys() & set(snapshot.devices[self._mirror.row(name)].uuids):
+                mixes[uuid] = join_mix(mixes.get(uuid, ()), nominated[uuid])
+            self._write_row(codes, snapshot, name, mixes)
         return codes
 
-    def _write_row(self, codes: NDArray[np.int32], snapshot: Snapshot, name: str, record: NodeRecord | None) -> None:
+    def _write_row(self, codes: NDArray[np.int32], snapshot: Snapshot, name: str, mixes: Mapping[str, LoadMix]) -> None:
         row = self._mirror.row(name)
-        mixes = {} if record is None else list_mixes(record, self._workloads)
         codes[row] = 0
         if mixes:
             for slot, uuid in enumerate(snapshot.devices[row].uuids):
@@ -248,22 +259,21 @@ class SharedGpus:
         """Finds the GPUs on which a load has a limit, by UUID."""
         if not self._limited and rules.default_most is None:
             return frozenset()
-        codes, devices = self._read_codes(), self._mirror.snapshot().devices
-        limited = [any(rules.find_limit(one) is not None for one, _ in mix) for mix in self._table.mixes]
-        has_limit = np.array(limited, np.bool_)
-        return frozenset(devices[row].uuids[slot] for row, slot in np.argwhere(has_limit[codes]).tolist())
+        codes, devices = self._read_codes(rules), self._mirror.snapshot().devices
+        limited = np.argwhere(self._table.has_limit[codes]).tolist()
+        return frozenset(devices[row].uuids[slot] for row, slot in limited)
 
-    def find_mix(self, node_name: str, uuid: str, altered: Mapping[str, NodeRecord]) -> LoadMix:
+    def find_mix(self, node_name: str, uuid: str, altered: Alteration) -> LoadMix:
         """Returns the loads on a GPU, of which nodes are as these records have them."""
-        record = altered[node_name] if node_name in altered else self._nodes[node_name]
-        return list_mixes(record, self._workloads).get(uuid, ())
+        record = altered.records[node_name] if node_name in altered.records else self._nodes[node_name]
+        return list_mixes(record, altered.workloads).get(uuid, ())
 
     def limit_search(
         self,
         snapshot: Snapshot,
         spec: WorkloadSpec,
         rules: InterferenceRules,
-        altered: Mapping[str, NodeRecord],
+        altered: Alteration,
         added_below: float = math.inf,
     ) -> LimitedSearch:
         """Returns what a search for places within limits is made on.
@@ -274,10 +284,10 @@ class SharedGpus:
         wanted = enlarge_request(spec, rules)
         request, newcomer = spec.request, spec.shared_load or UNKNOWN_LOAD
         most = min(spec.replicas, GPU_MILLI_WHOLE // request.gpu_milli)
-        codes, gpu_free = self._read_codes(altered), snapshot.nodes.gpu_free
-        joining = self._table.count_joining(rules, newcomer, most)
+        codes, gpu_free = self._read_codes(rules, altered), snapshot.nodes.gpu_free
+        joining = self._table.count_joining(newcomer, most)
         if math.isfinite(added_below):
-            joining[self._table.sum_added(rules, newcomer) >= added_below - NEARLY] = 0
+            joining[self._table.sum_added(newcomer) >= added_below - NEARLY] = 0
         joining[0] = most
         sizes = _Sizes(request.gpu_milli, wanted.request.gpu_milli, most)
         room = _show_room(gpu_free, joining[codes], codes > 0, sizes)
@@ -308,16 +318,18 @@ class SharedGpus:
         sizes = _Sizes(request.gpu_milli, enlarge_request(spec, rules).request.gpu_milli, most)
         row[: len(found)] = _show_room(row[: len(found)], joining, is_held, sizes)
 
-    def list_with_room(self, snapshot: Snapshot, spec: WorkloadSpec) -> Iterator[tuple[str, str, LoadMix]]:
+    def list_with_room(
+        self, snapshot: Snapshot, spec: WorkloadSpec, rules: InterferenceRules
+    ) -> Iterator[tuple[str, str, LoadMix]]:
         """Yields node, UUID and loads of each shared GPU that has room for one replica but for limits, in the order of rows."""
-        nodes, request, codes = snapshot.nodes, spec.request, self._read_codes()
+        nodes, request, codes = snapshot.nodes, spec.request, self._read_codes(rules)
         has_rest = nodes.available & (nodes.cpu_free >= request.cpu_milli) & (nodes.memory_free >= request.memory_bytes)
-        usable = (nodes.gpu_state == GPU_PLACEABLE) & (
-            snapshot.allowed_models(request.gpu_models)[nodes.gpu_model] != 0
-        )
+        is_allowed = snapshot.allowed_models(request.gpu_models)[nodes.gpu_model] != 0
+        usable = (nodes.gpu_state == GPU_PLACEABLE) & is_allowed
         usable &= (nodes.gpu_free >= request.gpu_milli) & (codes > 0) & has_rest[:, None]
         for row, slot in np.argwhere(usable).tolist():
-            yield snapshot.names[row], snapshot.devices[row].uuids[slot], self._table.mixes[codes[row, slot]]
+            name, uuid = snapshot.names[row], snapshot.devices[row].uuids[slot]
+            yield name, uuid, list_mixes(self._nodes[name], self._workloads).get(uuid, ())
 
 
 def enlarge_request(spec: WorkloadSpec, rules: InterferenceRules) -> WorkloadSpec:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.placement.interference import LimitedGpu, SharedGpus, enlarge_request
+from eelgrid_controller.placement.interference import Alteration, LimitedGpu, SharedGpus, enlarge_request
 from eelgrid_controller.placement.planner import DEFAULT_PLACEMENT_POLICY, PlacementDecision, Planner, make_task
 from eelgrid_controller.placement.power import ExceededBudget, PowerAdmission, PriorPowerModel
 from eelgrid_controller.placement.snapshot import Ints, RoomCount, Snapshot, SnapshotMirror
@@ -110,10 +110,11 @@ def _mean_cost_w(decision: PlacementDecision) -> float:
 
 
 class AlteredNodes(NamedTuple):
-    """Nodes as they would be: their records, and the workloads that would have ended."""
+    """Nodes as they would be: their records, the workloads that would have ended, and one there that is being submitted."""
 
     records: Mapping[str, NodeRecord] = NO_RECORDS
     ended: frozenset[str] = frozenset()
+    coming: Workload | None = None
 
 
 class _Ground(NamedTuple):
@@ -209,6 +210,8 @@ class WorkloadPlacer:
         left: Mapping[str, Workload] = self._state.workloads
         if altered.ended:
             left = {key: found for key, found in left.items() if key not in altered.ended}
+        if altered.coming is not None:
+            left = {**left, altered.coming.workload_id: altered.coming}
         return self._decide(_Ground(snapshot, left, altered.records), self._within, spec, workload_id, closed)
 
     def begin_room_count(self, spec: WorkloadSpec, workload_id: str) -> RoomCount:
@@ -217,7 +220,9 @@ class WorkloadPlacer:
         if not self.is_limited_by_interference(spec):
             return RoomCount(permitted, self.mirror.row, make_task(spec.request), spec)
         limits, wanted = self._limits, enlarge_request(spec, self._limits)
-        here = self._sharing.limit_search(permitted, spec, limits, NO_RECORDS).snapshot
+        here = self._sharing.limit_search(
+            permitted, spec, limits, Alteration(NO_RECORDS, self._state.workloads)
+        ).snapshot
         # A node that is closed now may be joined once others have left it.
         here = replace(here, nodes=here.nodes._replace(available=permitted.nodes.available))
 
@@ -289,7 +294,7 @@ class WorkloadPlacer:
         self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
     ) -> PlacementDecision:
         """Decides within limits on interference, where there are any."""
-        if self._sharing.is_limited(spec, self._limits, ground.altered):
+        if self._sharing.is_limited(spec, self._limits, Alteration(ground.altered, ground.workloads)):
             return self._decide_within_limits(ground, planner, spec, workload_id, closed)
         return self._decide_on_nodes(ground, planner, spec, workload_id, closed)
 
@@ -306,7 +311,7 @@ class WorkloadPlacer:
         newcomer = spec.shared_load
         if newcomer is not None:
             permitted = self.list_permitted_nodes(AlteredNodes(), spec, workload_id)
-            for name, uuid, mix in self._sharing.list_with_room(permitted, spec):
+            for name, uuid, mix in self._sharing.list_with_room(permitted, spec, self._limits):
                 needed = self._limits.find_needed(mix, newcomer)
                 unmeasured = self._limits.find_unmeasured((*mix, (newcomer, 1)))
                 yield LimitedGpu(name, uuid, needed, unmeasured)
@@ -332,7 +337,8 @@ class WorkloadPlacer:
     def _decide_within_limits(
         self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
     ) -> PlacementDecision:
-        here = self._sharing.limit_search(ground.snapshot, spec, self._limits, ground.altered)
+        alteration = Alteration(ground.altered, ground.workloads)
+        here = self._sharing.limit_search(ground.snapshot, spec, self._limits, alteration)
         is_changed = here.snapshot is not ground.snapshot
         self.searches += is_changed
         # Where nothing is closed, the index of the cluster as it is will do.
@@ -358,6 +364,7 @@ class WorkloadPlacer:
     ) -> PlacementDecision:
         """Returns a decision of less cost if loads slow each other down less elsewhere, counted in watts."""
         limits, newcomer = self._limits, spec.shared_load or UNKNOWN_LOAD
+        alteration = Alteration(ground.altered, ground.workloads)
         if not limits.has_pairs or self._state.policy.placement != DEFAULT_PLACEMENT_POLICY:
             return found
 
@@ -366,7 +373,7 @@ class WorkloadPlacer:
             (place,) = decision.placements
             (uuid,) = place.gpu_uuids
             gpu = self._state.nodes[place.node_name].gpu(uuid)
-            added = limits.sum_added(self._sharing.find_mix(place.node_name, uuid, ground.altered), newcomer)
+            added = limits.sum_added(self._sharing.find_mix(place.node_name, uuid, alteration), newcomer)
             held_w = 0.0 if gpu is None else self._watts(gpu)[1] * spec.request.gpu_milli / GPU_MILLI_WHOLE
             return added, _mean_cost_w(decision) + added * held_w
 
@@ -374,7 +381,7 @@ class WorkloadPlacer:
         for _ in range(_QUIETER_TRIES):
             if not added:
                 break
-            here = self._sharing.limit_search(ground.snapshot, spec, limits, ground.altered, added)
+            here = self._sharing.limit_search(ground.snapshot, spec, limits, alteration, added)
             self.searches += 1
             quieter = ground._replace(snapshot=here.snapshot)
             other = self._decide_on_nodes(quieter, self._within, spec, workload_id, closed)

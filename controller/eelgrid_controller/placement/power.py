@@ -469,10 +469,12 @@ class PowerAdmission:
         limits_w: dict[str, float] = {}
         for item in record.assignments.values():
             replica = item.workload_id, item.replica
-            if replica in at_default or replica in self._unset:
+            workload = self._state.workloads.get(item.workload_id)
+            # What is being submitted, or is only held for nominated work, has no limit yet.
+            if workload is None or replica in at_default or replica in self._unset:
                 limit_w = math.inf
             else:
-                limit_w = find_limit_w(self._state.workloads[item.workload_id], self._still_w)
+                limit_w = find_limit_w(workload, self._still_w)
             for uuid in item.gpu_uuids:
                 limits_w[uuid] = max(limit_w, limits_w.get(uuid, 0.0))
         for uuid in record.externally_used_gpus():

@@ -368,9 +368,10 @@ class QueueIndex:
     def _list_charges(self, held: Iterable[tuple[str, tuple[Placement, ...]]]) -> Iterable[QueueCharge]:
         """Yields what work is charged with at these places, each under its own name."""
         for workload_id, placements in held:
-            workload = self._state.workloads[workload_id]
-            queue = resolve_queue(self._queues, workload.spec.queue)
-            if queue is not None:
+            # Elements of an array that is being submitted are not known yet; their quota is checked when they start.
+            workload = self._state.workloads.get(workload_id)
+            queue = None if workload is None else resolve_queue(self._queues, workload.spec.queue)
+            if workload is not None and queue is not None:
                 placed = replace(workload, placements=placements)
                 yield QueueCharge(queue, workload_id, count_placed(placed, self._state.nodes))
 

@@ -85,6 +85,7 @@ class InterferenceRules:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._slowdowns = {(one.load, one.beside): one.slowdown for one in policy.interference}
+        self._names = {name for pair in self._slowdowns for name in pair} - {ANY_LOAD}
         self.default_most = policy.shared_slowdown_most
         self._joining: dict[tuple[LoadMix, GpuSharing, int], int] = {}
 
@@ -97,6 +98,10 @@ class InterferenceRules:
         """Returns by how much one load is slowed down beside another, as a part of its time; infinite if nobody measured it."""
         keys = (load, beside), (load, ANY_LOAD), (ANY_LOAD, beside), (ANY_LOAD, ANY_LOAD)
         return next((self._slowdowns[key] for key in keys if key in self._slowdowns), math.inf)
+
+    def resolve_name(self, load: str) -> str:
+        """Returns the name of a load where a pair has it; empty for all others, which are slowed down alike."""
+        return load if load in self._names else ""
 
     def find_limit(self, one: GpuSharing) -> float | None:
         """Returns by how much a load may be slowed down; None for no limit."""
