@@ -370,3 +370,24 @@ def test_any_other_deadline_is_refused_with_its_option(text):
     with pytest.raises(click.BadParameter) as refused:
         parse_deadline_ns(text, 0)
     assert refused.value.param_hint == "--deadline"
+
+
+def test_a_late_start_that_another_renewal_has_displaced_is_renewed_as_well(monkeypatch):
+    """It was taken out of the reserved starts twice, which broke the core."""
+    sim = Simulation(build_node("a", gpus=2))
+    sim.submit("hold", 2, 10 * HOUR, expected_runtime_s=float(HOUR))
+    for key, priority in (("first", 5), ("second", 1)):
+        sim.submit(key, 2, HOUR, priority=priority, deadline=JobDeadline(end_ns=20 * HOUR * S))
+    planner, renewed = sim.core._backfill, []
+    reserve = planner.reserve_start
+
+    def displace(workload, now_ns):
+        renewed.append(workload.workload_id)
+        found = reserve(workload, now_ns)
+        planner._reserved = [one for one in planner._reserved if one.workload_id != "second"]
+        return found
+
+    monkeypatch.setattr(planner, "reserve_start", displace)
+    assert {one.workload_id for one in planner._reserved} == {"first", "second"}
+    planner._renew_late(9 * HOUR * S)
+    assert renewed == ["first", "second"]

@@ -367,7 +367,8 @@ class BackfillPlanner:
             promise = workload.promise
             is_late = promise is not None and promise.start_ns + OVERRUN_TOLERANCE_NS < now_ns
             if is_late and len(events) < _RENEWED_MOST and workload.workload_id not in self._state.nominations:
-                self._reserved.remove(one)
+                # A start that was renewed before may have displaced it, or moved it.
+                self._reserved = [other for other in self._reserved if other.workload_id != one.workload_id]
                 events += self.reserve_start(workload, now_ns)
         return events
 
