@@ -637,3 +637,16 @@ def test_loads_that_no_pair_names_are_one_to_the_search():
         table.number(make_mix([GpuSharing(load=f"mine-{number}", slowdown_most=number / 500), GpuSharing(load="a")]))
     assert table._counts.shape[1] == 8
     assert table.count_joining(GpuSharing(load="a"), 3).shape == (table.size,)
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 17, 40])
+def test_one_gpu_may_hold_loads_of_many_names(count):
+    """More new names at once than the table of mixes has columns left."""
+    names = [f"load-{number}" for number in range(count)]
+    pairs = tuple(Interference(load=name, beside="*", slowdown=0.0) for name in names)
+    core = start(pairs=())
+    for name in names:
+        submit(core, name, name, milli=10)
+    core.update_policy(replace(core.state.policy, interference=pairs), now_ns=3)
+    assert is_placed(submit(core, "last", names[0], 0.0, milli=10))
+    assert not is_placed(submit(core, "unknown", "x", 0.0, milli=10))

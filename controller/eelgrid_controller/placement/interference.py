@@ -108,7 +108,8 @@ class MixTable:
         columns = [self._names.setdefault(name, len(self._names)) for name, _, _ in mix]
         rows, width = self._counts.shape
         if row >= rows or len(self._names) > width:
-            shape = (2 * rows if row >= rows else rows, 2 * width if len(self._names) > width else width)
+            # One mix may have many new names.
+            shape = (2 * rows if row >= rows else rows, width if len(self._names) <= width else 2 * len(self._names))
             counts, slack, has_limit = np.zeros(shape), np.full(shape, np.inf), np.zeros(shape[0], np.bool_)
             counts[:rows, :width], slack[:rows, :width], has_limit[:rows] = self._counts, self._slack, self.has_limit
             self._counts, self._slack, self.has_limit = counts, slack, has_limit
