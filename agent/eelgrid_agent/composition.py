@@ -41,7 +41,7 @@ from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL, MigJournal
 from eelgrid_agent.enforce.mig.mig_service import MigService, NodeService
 from eelgrid_agent.enforce.power import POWER_JOURNAL, PowerExecutor, PowerJournal, read_driver_origin
 from eelgrid_agent.enforce.rules import LocalPolicy
-from eelgrid_agent.engine.port import GpuSharing
+from eelgrid_agent.engine.port import SharingStrategy
 from eelgrid_agent.engine.readiness import GpuReadiness
 from eelgrid_agent.engine.slurm_jobs import HandoverFolder
 from eelgrid_agent.engine.users import JobUsers
@@ -199,7 +199,7 @@ def open_processes(
             own_uid=os.geteuid(), run_as=config.run_as, users=dict(config.job_users), allows_root=config.allow_root
         )
         cgroups = AttemptCgroups(find_delegated_cgroup())
-        is_offered = config.gpu_sharing is GpuSharing.MPS
+        is_offered = config.gpu_sharing is SharingStrategy.MPS
         mps = None
         # Jobs of a previous run may have daemons that this one would not start.
         if is_offered or (folder / MPS).exists():

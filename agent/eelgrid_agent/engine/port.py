@@ -13,7 +13,7 @@ from eelgrid_protos.messages import Assignment, AttemptStatus, InputChunk, Input
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 
-class GpuSharing(Enum):
+class SharingStrategy(Enum):
     """How processes share a GPU, by NVIDIA's words for it."""
 
     # In turns, and without limits.

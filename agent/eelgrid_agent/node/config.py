@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from eelgrid_agent.engine.port import GpuSharing
+from eelgrid_agent.engine.port import SharingStrategy
 from eelgrid_agent.engine.users import RunAs
 from eelgrid_protos import __version__
 from eelgrid_protos.errors import Violation
@@ -114,7 +114,7 @@ class AgentConfig:
     allow_root: bool
     run_as: RunAs
     job_users: tuple[tuple[str, str], ...]
-    gpu_sharing: GpuSharing
+    gpu_sharing: SharingStrategy
     # 0 for never.
     fence_after_s: float
     power_budget_w: float | None
@@ -175,7 +175,7 @@ def _add_process_flags(add: Callable[..., Any]) -> None:
     )
     add(
         "--gpu-sharing",
-        choices=[one.value for one in GpuSharing],
+        choices=[one.value for one in SharingStrategy],
         help="with --run-processes: how processes on shares of a GPU share it: in turns, which limits nothing, or by "
         "NVIDIA's Multi-Process Service, side by side and each held to its share of multiprocessors and memory "
         "(default time-slicing)",
@@ -471,7 +471,7 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
         "run_as": RunAs(flags.run_as or RunAs.OWNER.value),
         "job_users": tuple(flags.job_users),
         "fence_after_s": flags.fence_after,
-        "gpu_sharing": GpuSharing(flags.gpu_sharing or GpuSharing.TIME_SLICING.value),
+        "gpu_sharing": SharingStrategy(flags.gpu_sharing or SharingStrategy.TIME_SLICING.value),
         "lease_socket": flags.lease_socket or _default_lease_socket(flags),
     }
     return AgentConfig(**{**said, **made})

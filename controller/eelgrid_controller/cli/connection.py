@@ -127,6 +127,8 @@ output_option = add_options(
 
 # click's ParamType takes a type argument for the checker alone; older releases refuse one when run.
 if TYPE_CHECKING:
+    from eelgrid_protos.messages import Policy
+
     _IntType = click.ParamType[int]
 else:
     _IntType = click.ParamType
@@ -256,6 +258,14 @@ def _print_omitted(answer: Any) -> None:
     if answer.omitted:
         count = f"{answer.omitted} element{'' if answer.omitted == 1 else 's'}"
         click.echo(f"warning: {count} omitted that cannot be shown; see the controller's log for the reason", err=True)
+
+
+def fetch_policy(client: Any, settings: CliSettings) -> "Policy":
+    """Fetches the policy in force."""
+    from eelgrid_protos.messages import GetPolicyRequest
+
+    found: Policy = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
+    return found
 
 
 def iterate_pages(

@@ -19,6 +19,7 @@ from eelgrid_controller.cli.connection import (
     NameNotFound,
     RequestRefused,
     connect_operators,
+    fetch_policy,
     iterate_pages,
     output_option,
     read_input,
@@ -28,7 +29,6 @@ from eelgrid_controller.formatting import count_noun
 from eelgrid_protos.messages import (
     ANY_LOAD,
     INTERFERENCE_MOST,
-    GetPolicyRequest,
     GpuSharing,
     Interference,
     ListInterferenceRequest,
@@ -99,11 +99,6 @@ def build_sharing(flags: dict[str, Any]) -> GpuSharing | None:
     """Builds what the flags say of work that shares a GPU; None if they say nothing."""
     load, most = flags["gpu_load"], flags["gpu_slowdown"]
     return GpuSharing(load=load, slowdown_most=most) if load or most is not None else None
-
-
-def _read_policy(client: Any, settings: CliSettings) -> Policy:
-    found: Policy = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
-    return found
 
 
 def _update(client: Any, settings: CliSettings, policy: Policy) -> None:
@@ -182,7 +177,7 @@ def list_interference(settings: CliSettings) -> None:
     since the controller started, with the range of several jobs; eelctl interference adopt puts it into the policy.
     """
     with connect_operators(settings) as client:
-        policy, measured = _read_policy(client, settings), _list_measured(client, settings)
+        policy, measured = fetch_policy(client, settings), _list_measured(client, settings)
     rows = _join_measured(policy.interference, measured)
     lines = ["no pair of loads was measured; tell one with eelctl interference set"]
     if rows:
@@ -214,7 +209,7 @@ def set_interference(settings: CliSettings, load: str, beside: str, slowdown: fl
     wanted = Interference(load=load, beside=beside, slowdown=slowdown)
     check_message(wanted)
     with connect_operators(settings) as client:
-        policy = _read_policy(client, settings)
+        policy = fetch_policy(client, settings)
         others = tuple(one for one in policy.interference if (one.load, one.beside) != (load, beside))
         _update(client, settings, replace(policy, interference=_in_order((*others, wanted))))
     print_plain(settings, to_plain(wanted), [f"{load} is slowed down by {format_slowdown(slowdown)} beside {beside}"])
@@ -234,7 +229,7 @@ def adopt(settings: CliSettings, load: str | None, beside: str | None, dry_run: 
     if load is not None and beside is None:
         raise click.UsageError("name both loads, or none for all pairs that were measured")
     with connect_operators(settings) as client:
-        policy, measured = _read_policy(client, settings), _list_measured(client, settings)
+        policy, measured = fetch_policy(client, settings), _list_measured(client, settings)
         if load is not None:
             measured = [one for one in measured if (one.load, one.beside) == (load, beside)]
             if not measured:
@@ -308,7 +303,7 @@ def apply(settings: CliSettings, /, file: Any, dry_run: bool) -> None:
     """Replace all pairs by those of a file. Requires the role admin."""
     pairs = read_pairs(read_input(file, _LETTERS_MOST), file.name)
     with connect_operators(settings) as client:
-        policy = _read_policy(client, settings)
+        policy = fetch_policy(client, settings)
         before, after = ({(one.load, one.beside): one for one in some} for some in (policy.interference, pairs))
         counts = {
             "new": len(after.keys() - before.keys()),
@@ -330,7 +325,7 @@ def apply(settings: CliSettings, /, file: Any, dry_run: bool) -> None:
 def remove(settings: CliSettings, load: str, beside: str) -> None:
     """Forget what was measured of LOAD beside BESIDE. Requires the role admin."""
     with connect_operators(settings) as client:
-        policy = _read_policy(client, settings)
+        policy = fetch_policy(client, settings)
         left = tuple(one for one in policy.interference if (one.load, one.beside) != (load, beside))
         if len(left) == len(policy.interference):
             raise NameNotFound(
@@ -351,7 +346,7 @@ def limit(settings: CliSettings, slowdown: str) -> None:
     except ValueError as error:
         raise click.BadParameter(f"{error}, or {_NO_LIMIT}", param_hint="SLOWDOWN") from None
     with connect_operators(settings) as client:
-        policy = replace(_read_policy(client, settings), shared_slowdown_most=most)
+        policy = replace(fetch_policy(client, settings), shared_slowdown_most=most)
         _update(client, settings, policy)
     lines = [_describe_default(policy)]
     if most is not None and not any(one.load == one.beside == ANY_LOAD for one in policy.interference):

@@ -11,6 +11,7 @@ from typing import Any
 
 from eelgrid_controller.cli.confirmation import confirm_change, list_names
 from eelgrid_controller.cli.connection import CliSettings, NameNotFound, iterate_pages
+from eelgrid_controller.cli.interference import format_slowdown
 from eelgrid_controller.cli.output import echo
 from eelgrid_controller.formatting import count_noun, format_age, format_power
 from eelgrid_controller.state.spending import format_limit, format_subject, spending_key
@@ -76,10 +77,10 @@ def _settings(policy: Policy) -> Iterator[tuple[object, str, str]]:
     if policy.default_runtime_s is not None:
         yield "default runtime", "default run time", format_age(policy.default_runtime_s)
     if policy.shared_slowdown_most is not None:
-        yield "shared slowdown", "slowdown on shared GPUs", f"{100 * policy.shared_slowdown_most:.4g} %"
+        yield "shared slowdown", "slowdown on shared GPUs", format_slowdown(policy.shared_slowdown_most)
     for one in policy.interference:
         key = "interference", one.load, one.beside
-        yield key, f"slowdown of {one.load} beside {one.beside}", f"{100 * one.slowdown:.4g} %"
+        yield key, f"slowdown of {one.load} beside {one.beside}", format_slowdown(one.slowdown)
     for pool in policy.pools:
         yield ("pool", pool.pool), f"pool {pool.pool}", describe_pool_mode(pool)
     for budget in policy.budgets:

@@ -24,16 +24,15 @@ from eelgrid_controller.cli.connection import (
     NameNotFound,
     RequestRefused,
     connect_operators,
+    fetch_policy,
     iterate_pages,
     output_option,
 )
 from eelgrid_controller.cli.output import TableColumn, print_document, print_plain, text_table, use_colour
 from eelgrid_controller.formatting import count_noun, format_age, parse_duration_s
 from eelgrid_protos.messages import (
-    GetPolicyRequest,
     GetSummaryRequest,
     ListNodesRequest,
-    Policy,
     Reservation,
     UpdatePolicyRequest,
     resolve_pool,
@@ -109,11 +108,6 @@ def _columns(now_ns: Callable[[], int]) -> tuple[TableColumn[Reservation], ...]:
     )
 
 
-def _read_policy(client: Any, settings: CliSettings) -> Policy:
-    found: Policy = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
-    return found
-
-
 def read_now_ns(client: Any, settings: CliSettings) -> int:
     """Reads the controller's clock."""
     now_ns: int = client.get_summary(GetSummaryRequest(), timeout=settings.timeout_s).summary.time_ns
@@ -171,7 +165,7 @@ def create(settings: CliSettings, /, name: str, start: str, duration: int, maint
     if flags["model"] and not flags["gpus"]:
         raise click.UsageError("--model needs --gpus")
     with connect_operators(settings) as client:
-        now_ns, found = read_now_ns(client, settings), _read_policy(client, settings)
+        now_ns, found = read_now_ns(client, settings), fetch_policy(client, settings)
         start_ns = parse_start_ns(start, now_ns)
         wanted = Reservation(
             name=name,
@@ -205,7 +199,7 @@ def create(settings: CliSettings, /, name: str, start: str, duration: int, maint
 def list_reservations(settings: CliSettings) -> None:
     """List reservations, those too that have ended and were not replaced."""
     with connect_operators(settings) as client:
-        found, now_ns = _read_policy(client, settings), read_now_ns(client, settings)
+        found, now_ns = fetch_policy(client, settings), read_now_ns(client, settings)
     rows = sorted(found.reservations, key=lambda one: (one.start_ns, one.name))
     lines = ["no node is reserved; reserve some with eelctl reservation create"]
     if rows:
@@ -220,7 +214,7 @@ def list_reservations(settings: CliSettings) -> None:
 def delete(settings: CliSettings, name: tuple[str, ...]) -> None:
     """Delete reservations; pending work is tried on their nodes at once. Requires the role admin."""
     with connect_operators(settings) as client:
-        found = _read_policy(client, settings)
+        found = fetch_policy(client, settings)
         known = [one.name for one in found.reservations]
         unknown = [one for one in name if one not in known]
         if unknown:

@@ -21,6 +21,7 @@ from eelgrid_controller.cli.connection import (
     RequestRefused,
     add_options,
     connect_operators,
+    fetch_policy,
     output_option,
     read_input,
 )
@@ -46,7 +47,6 @@ from eelgrid_protos.messages import (
     ClassRoom,
     ClusterFigures,
     DrainNodes,
-    GetPolicyRequest,
     GetShadowRequest,
     ImaginedOutcome,
     NodeShape,
@@ -374,13 +374,7 @@ def whatif_lines(answer: WhatIfResponse) -> Iterator[str]:
 
 def _flags_of(values: dict[str, Any], client: Any, settings: CliSettings) -> tuple[WhatIfChange, ...]:
     named = tuple(find_workload(client, settings, typed).workload_id for typed in values["cancel"])
-    return parse_changes({**values, "cancel": named}, partial(_fetch_policy, client, settings))
-
-
-def _fetch_policy(client: Any, settings: CliSettings) -> Policy:
-    """Fetches the policy in force."""
-    policy: Policy = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
-    return policy
+    return parse_changes({**values, "cancel": named}, partial(fetch_policy, client, settings))
 
 
 @click.command()
@@ -505,7 +499,7 @@ def start(settings: CliSettings, objective: str | None, weight: tuple[str, ...])
     if not (objective or weight):
         raise click.UsageError("name the second policy with --objective or --weight")
     with connect_operators(settings) as client:
-        wanted = resolve_weights(objective, weight, lambda: _fetch_policy(client, settings).weights)
+        wanted = resolve_weights(objective, weight, lambda: fetch_policy(client, settings).weights)
         report = client.start_shadow(StartShadowRequest(weights=wanted), timeout=settings.timeout_s).report
         print_document(settings, report, _lines(report))
 

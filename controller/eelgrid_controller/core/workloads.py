@@ -539,6 +539,7 @@ def plan_migration(
     ledgers: dict[str, NodeRecord] = {}
     # What moves back draws its power there already.
     power = None if is_back or not allowance.has_budgets else PowerTrial(allowance)
+    rules = InterferenceRules(state.policy)
     before, events = _lingering(state, moves, now_ns, is_back=is_back), []
     if is_back:
         for event in before:
@@ -550,7 +551,7 @@ def plan_migration(
         # A move that an engine could not make goes back to where the replica runs, cordoned or not.
         problem = problem or ("" if is_back else _closed_problem(state, move))
         problem = problem or _room_problem(state, ledgers, move, power)
-        problem = problem or ("" if is_back else _sharing_problem(state, ledgers, move))
+        problem = problem or ("" if is_back else _sharing_problem(state, ledgers, move, rules))
         if problem:
             raise MoveRefused(number, moves, problem)
         seen |= {(move.workload_id, item.source.replica) for item in move.replicas}
@@ -662,12 +663,14 @@ def _room_problem(state: ClusterState, ledgers: dict[str, NodeRecord], move: Mov
     return ""
 
 
-def _sharing_problem(state: ClusterState, ledgers: Mapping[str, NodeRecord], move: Move) -> str:
+def _sharing_problem(
+    state: ClusterState, ledgers: Mapping[str, NodeRecord], move: Move, rules: InterferenceRules
+) -> str:
     """Returns which GPU work would share that does not bear it; empty if there is none."""
     workload = state.workloads[move.workload_id]
     if not workload.spec.request.is_share:
         return ""
-    rules, nominated = InterferenceRules(state.policy), state.nominations.list_loads(state.workloads)
+    nominated = state.nominations.list_loads(state.workloads)
     for item in move.replicas:
         name, coming = item.target.node_name, (make_assignment(workload, item.target),)
         uuid = rules.describe_unbearable(ledgers[name], coming, state.workloads, more=nominated)

@@ -125,6 +125,10 @@ class _Ground(NamedTuple):
     # Nodes that differ from the state.
     altered: Mapping[str, NodeRecord] = NO_RECORDS
 
+    @property
+    def alteration(self) -> Alteration:
+        return Alteration(self.altered, self.workloads)
+
 
 class WorkloadPlacer:
     """Decides placements on the current state; call `refresh` after each change."""
@@ -294,7 +298,7 @@ class WorkloadPlacer:
         self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
     ) -> PlacementDecision:
         """Decides within limits on interference, where there are any."""
-        if self._sharing.is_limited(spec, self._limits, Alteration(ground.altered, ground.workloads)):
+        if self._sharing.is_limited(spec, self._limits, ground.alteration):
             return self._decide_within_limits(ground, planner, spec, workload_id, closed)
         return self._decide_on_nodes(ground, planner, spec, workload_id, closed)
 
@@ -337,8 +341,7 @@ class WorkloadPlacer:
     def _decide_within_limits(
         self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
     ) -> PlacementDecision:
-        alteration = Alteration(ground.altered, ground.workloads)
-        here = self._sharing.limit_search(ground.snapshot, spec, self._limits, alteration)
+        here = self._sharing.limit_search(ground.snapshot, spec, self._limits, ground.alteration)
         is_changed = here.snapshot is not ground.snapshot
         self.searches += is_changed
         # Where nothing is closed, the index of the cluster as it is will do.
@@ -364,7 +367,6 @@ class WorkloadPlacer:
     ) -> PlacementDecision:
         """Returns a decision of less cost if loads slow each other down less elsewhere, counted in watts."""
         limits, newcomer = self._limits, spec.shared_load or UNKNOWN_LOAD
-        alteration = Alteration(ground.altered, ground.workloads)
         if not limits.has_pairs or self._state.policy.placement != DEFAULT_PLACEMENT_POLICY:
             return found
 
@@ -373,7 +375,7 @@ class WorkloadPlacer:
             (place,) = decision.placements
             (uuid,) = place.gpu_uuids
             gpu = self._state.nodes[place.node_name].gpu(uuid)
-            added = limits.sum_added(self._sharing.find_mix(place.node_name, uuid, alteration), newcomer)
+            added = limits.sum_added(self._sharing.find_mix(place.node_name, uuid, ground.alteration), newcomer)
             held_w = 0.0 if gpu is None else self._watts(gpu)[1] * spec.request.gpu_milli / GPU_MILLI_WHOLE
             return added, _mean_cost_w(decision) + added * held_w
 
@@ -381,7 +383,7 @@ class WorkloadPlacer:
         for _ in range(_QUIETER_TRIES):
             if not added:
                 break
-            here = self._sharing.limit_search(ground.snapshot, spec, limits, alteration, added)
+            here = self._sharing.limit_search(ground.snapshot, spec, limits, ground.alteration, added)
             self.searches += 1
             quieter = ground._replace(snapshot=here.snapshot)
             other = self._decide_on_nodes(quieter, self._within, spec, workload_id, closed)

@@ -30,8 +30,8 @@ from eelgrid_protos.messages import GpuSharing, ResourceRequest
 _NS = 1e9
 # Priority, whether it is not yet aged, then by that: its number, or share, past use and number.
 OrderKey = tuple[int, int, float, float, int]
-# Of one request: what a replica needs, its traits, its load on a shared GPU, the number of replicas, whether it goes into MIG slices, and the run
-# time and the time limit that were stated.
+# Of one request: what a replica needs, its traits, its load on a shared GPU, the number of replicas, whether it goes into
+# MIG slices, and the run time and the time limit that were stated.
 # Of equal work, also what it expects of time: its run time, time limit and deadline; and the gang of a part.
 RequestShape = tuple[ResourceRequest, tuple[str, ...], GpuSharing | None, int, bool, float, float, int, GangKey | None]
 # Priority, user and the number of a shape: what does not fit of one of them does not fit of the others.
