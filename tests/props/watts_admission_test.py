@@ -22,22 +22,27 @@ from eelgrid_protos.messages import (
     Move,
     PoolMode,
     PowerBudget,
+    ProcessSpec,
     RecommendMovesRequest,
     ReplicaMove,
     Workload,
+    WorkloadKind,
     WorkloadPhase,
 )
 
 CATALOGUE = catalogue.load_catalogue()
 IDLE_W, LOWEST_W, DEFAULT_W = 30.0, 150.0, 300.0
+PROCESS = ProcessSpec(argv=("true",), working_directory="/")
 RACKS = {"a": "r1", "b": "r1", "c": "r2", "d": ""}
 TOLD = {"power_limit_min_w": LOWEST_W, "power_limit_default_w": DEFAULT_W, "power_limit_max_w": DEFAULT_W}
 
 
 def v100s(name: str, gpus: int):
     plain = build_node(name, gpus=gpus, model="V100M16", topology=(RACKS[name],) if RACKS[name] else ())
-    # The agents of c and d set limits.
-    return replace(plain, gpus=tuple(replace(gpu, **TOLD) for gpu in plain.gpus), sets_limits=name in "cd")
+    # The agents of c and d set limits, before they start processes, too.
+    sets_limits = name in "cd"
+    told = tuple(replace(gpu, **TOLD) for gpu in plain.gpus)
+    return replace(plain, gpus=told, sets_limits=sets_limits, limits_before_starts=sets_limits, runs_processes=True)
 
 
 def below(key: PowerBudget, name: str) -> bool:
@@ -104,7 +109,10 @@ budget_lists = st.lists(
     max_size=4,
     unique_by=lambda one: (one.scope, one.name),
 )
-submissions = st.tuples(st.just("submit"), st.integers(1, 3), st.integers(1, 3), st.sampled_from([1000, 1000, 400]))
+submissions = st.one_of(
+    st.tuples(st.just("submit"), st.integers(1, 3), st.integers(1, 3), st.sampled_from([1000, 1000, 400])),
+    st.tuples(st.just("job"), st.integers(1, 3), st.integers(1, 3)),
+)
 shifts = st.tuples(st.just("shift"), st.integers(0, 30), st.integers(0, 2), st.sampled_from("abcd"))
 steps = st.lists(
     st.one_of(
@@ -125,6 +133,36 @@ steps = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(budget_lists, st.booleans(), st.lists(submissions, min_size=2, max_size=5), steps)
 def test_what_begins_or_moves_passes_no_budget_and_what_could_begin_does(budgets, is_enforced, begun, script):
+    _play(budgets, begun + script, is_enforced=is_enforced)
+
+
+# What jobs of two and three GPUs draw at their default limits is above many of these, at their lowest below most.
+tight_budgets = st.lists(
+    st.one_of(
+        st.builds(PowerBudget, scope=st.just(BudgetScope.CLUSTER), limit_w=st.integers(500, 1300).map(float)),
+        st.builds(
+            PowerBudget, scope=st.just(BudgetScope.RACK), name=st.just("r2"), limit_w=st.integers(200, 600).map(float)
+        ),
+        st.builds(
+            PowerBudget, scope=st.just(BudgetScope.NODE), name=st.just("d"), limit_w=st.integers(300, 900).map(float)
+        ),
+    ),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda one: one.scope,
+)
+jobs = st.one_of(
+    st.tuples(st.just("job"), st.integers(2, 3), st.just(1)), st.tuples(st.just("job"), st.just(1), st.integers(2, 5))
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tight_budgets, st.lists(jobs, min_size=1, max_size=3), steps)
+def test_jobs_start_at_the_highest_limit_where_no_budget_ever_holds_their_default(budgets, begun, script):
+    _play(budgets, begun + script, is_enforced=True)
+
+
+def _play(budgets, script, *, is_enforced: bool) -> None:
     core = Core(ClusterState(), CATALOGUE)
     for name, gpus in (("a", 2), ("b", 1), ("c", 2), ("d", 3)):
         core.register_node(v100s(name, gpus), now_ns=1)
@@ -132,10 +170,13 @@ def test_what_begins_or_moves_passes_no_budget_and_what_could_begin_does(budgets
     core.update_policy(replace(core.state.policy, budgets=tuple(budgets), pools=pools), now_ns=2)
     # By workload, and by GPU for work that moved there with a limit.
     read_w: dict[str, float] = {}
-    for now_ns, step in enumerate(begun + script, start=3):
+    for now_ns, step in enumerate(script, start=3):
         before = {one: naive_w(core.state, read_w, one) for one in core.state.policy.budgets}
         made = _done(core, step, read_w, now_ns)
         began = any(isinstance(event, WorkloadPlaced | WorkloadScaled | WorkloadMoved) for event in made)
+        for event in made:
+            if isinstance(event, WorkloadPlaced) and event.power_limit_w is not None:
+                _starts_at_the_highest_limit(core.state, event, read_w)
         for budget in core.state.policy.budgets:
             now_w = naive_w(core.state, read_w, budget)
             is_raised = now_w > before.get(budget, now_w) + 1e-6
@@ -146,6 +187,35 @@ def test_what_begins_or_moves_passes_no_budget_and_what_could_begin_does(budgets
             core.retry(now_ns=now_ns)
         _nothing_waits_idly(core, read_w)
     check_invariants(core.state)
+
+
+def _starts_at_the_highest_limit(state: ClusterState, event: WorkloadPlaced, read_w: dict[str, float]) -> None:
+    """A budget above it never holds its default limits, and none of 25 W more now, as far as nothing came after it."""
+    if (found := state.workloads.get(event.workload_id)) is None or found.power_limit_w != event.power_limit_w:
+        return
+    names = {place.node_name for place in event.placements}
+    assert state.policy.pools
+    assert names <= set("cd")
+    taken = {uuid for place in event.placements for uuid in place.gpu_uuids}
+    above = [one for one in state.policy.budgets if any(below(one, name) for name in names)]
+
+    def alone_w(budget: PowerBudget) -> float:
+        total_w = 0.0
+        for name, record in state.nodes.items():
+            there = [gpu.uuid for gpu in record.inventory.gpus if gpu.uuid not in record.lost_gpus]
+            node_w = sum(DEFAULT_W if uuid in taken else IDLE_W for uuid in there)
+            limit_w = None if budget.scope is BudgetScope.NODE else kept_w(state, name)
+            total_w += (node_w if limit_w is None else min(node_w, limit_w)) if below(budget, name) else 0.0
+        return total_w
+
+    assert any(alone_w(one) > one.limit_w for one in above)
+    if event.power_limit_w + 25.0 < DEFAULT_W:
+        more = replace(found, power_limit_w=event.power_limit_w + 25.0)
+        try:
+            state.workloads[event.workload_id] = more
+            assert any(alone_w(one) > one.limit_w and naive_w(state, read_w, one) > one.limit_w + 1e-6 for one in above)
+        finally:
+            state.workloads[event.workload_id] = found
 
 
 def _moved(core: Core, moves: Sequence[Move], read_w: dict[str, float], now_ns: int):
@@ -177,6 +247,10 @@ def _done(core: Core, step, read_w: dict[str, float], now_ns: int):
             mobility = Mobility.RESTARTABLE if now_ns % 2 else Mobility.MOVABLE
             asked = build_request(gpus=gpus, milli=share, replicas=replicas, mobility=mobility)
             return core.submit(asked, now_ns=now_ns).events
+        case ("job", gpus, replicas):
+            fixed = {"process": PROCESS, "kind": WorkloadKind.BATCH_JOB, "mobility": Mobility.FIXED}
+            count = 1 if gpus > 1 else replicas
+            return core.submit(build_request(gpus=gpus, replicas=count, **fixed), now_ns=now_ns).events
         case ("cancel", number) if live:
             return core.cancel(live[number % len(live)], now_ns=now_ns).events
         case ("limit", number, limit_w) if live:

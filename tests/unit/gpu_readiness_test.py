@@ -19,7 +19,7 @@ from eelgrid_agent.engine.readiness import (
 )
 from eelgrid_agent.node.inventory import read_each_gpu
 from eelgrid_agent.simulation.gpu import GpuLoad
-from eelgrid_protos.messages import Assignment, AttemptState, AttemptStatus, NodePlan, ProcessSpec, Slice
+from eelgrid_protos.messages import Assignment, AttemptState, AttemptStatus, GpuSetting, NodePlan, ProcessSpec, Slice
 
 SECOND = 1_000_000_000
 GIB = 2**30
@@ -190,12 +190,12 @@ def test_an_attempt_whose_gpu_another_holds_too_long_is_given_up_and_one_whose_g
     found.observe(held, SECOND)
     found.observe({"B": free(20 * GIB)}, 2 * SECOND)
     found.observe(held, 3 * SECOND)
-    assert found.withdraw_held(SECOND + HELD_MOST_NS - 1) == {}
-    assert found.withdraw_held(SECOND + HELD_MOST_NS) == {
+    assert found.withdraw_overdue(SECOND + HELD_MOST_NS - 1) == {}
+    assert found.withdraw_overdue(SECOND + HELD_MOST_NS) == {
         attempt_key(one): (one, "its GPU is held by process 7 (eve, miner)")
     }
     assert found.waiting == {attempt_key(other)}
-    assert found.withdraw_held(SECOND + HELD_MOST_NS) == {}
+    assert found.withdraw_overdue(SECOND + HELD_MOST_NS) == {}
 
 
 class RecordedOutbox(EnergyOutbox):
@@ -255,3 +255,73 @@ def test_a_node_gives_an_attempt_back_whose_gpu_another_holds_and_says_that_it_i
     (status,) = processes.attempts.values()
     assert (status.state, status.gpu_held) == (AttemptState.ENDED, True)
     assert "its GPU is held by process 4711" in status.reason
+
+
+def limited(one, limit_w=300.0):
+    """Readiness for an attempt that starts only once its GPUs have a limit."""
+    found = waiting()
+    found.set_wanted((one,), [GpuSetting(gpu_uuid=uuid, power_limit_w=limit_w) for uuid in one.gpu_uuids])
+    return found
+
+
+def test_an_attempt_starts_once_each_of_its_gpus_has_the_limit_that_the_plan_sets():
+    one = assignment("w", "A", "B", limit_before_start=True)
+    found = limited(one)
+    high, low = GpuUse((), GIB, 700.0), GpuUse((), GIB, 300.5)
+    assert found.observe({"A": low, "B": high}, 0) == ()
+    # What does not say its limit may have any, and is looked at again a little later.
+    assert found.observe({"A": low, "B": GpuUse((), GIB, None)}, SECOND) == ()
+    assert found.list_due_gpus(SECOND) == ("A",)
+    assert found.list_due_gpus(2 * SECOND) == ("A", "B")
+    assert found.observe({"A": low, "B": low}, 2 * SECOND) == (one,)
+
+
+def test_a_limit_that_the_plan_sets_holds_no_other_attempt_and_follows_the_plan():
+    plain, one = assignment("v", "A"), assignment("w", "B", limit_before_start=True)
+    found = waiting()
+    settings = [GpuSetting(gpu_uuid=uuid, power_limit_w=300.0) for uuid in "AB"]
+    found.set_wanted((plain, one), settings)
+    above = GpuUse((), GIB, 400.0)
+    assert found.observe({"A": above, "B": above}, 0) == (plain,)
+    found.set_wanted((one,), [GpuSetting(gpu_uuid="B", power_limit_w=400.0)])
+    assert found.observe({"B": above}, SECOND) == (one,)
+    # Without a limit in the plan its default is meant.
+    found = waiting()
+    found.set_wanted((one,), [])
+    assert found.observe({"B": GpuUse((), GIB, 700.0)}, 0) == (one,)
+
+
+def test_an_attempt_whose_gpus_never_get_their_limit_is_given_up_and_says_so():
+    one = assignment("w", "A", limit_before_start=True)
+    found = limited(one)
+    above = GpuUse((), GIB, 700.0)
+    found.observe({"A": above}, SECOND)
+    assert found.withdraw_overdue(SECOND + HELD_MOST_NS - 1) == {}
+    reason = "its GPUs did not get their power limit of 300 W in time"
+    assert found.withdraw_overdue(SECOND + HELD_MOST_NS) == {attempt_key(one): (one, reason)}
+    assert found.waiting == frozenset()
+
+
+def test_a_node_starts_a_process_when_the_driver_says_that_its_limit_is_in_force():
+    clock = ManualClock()
+    device = build_devices(clock)
+    (gpu,) = device.gpus()
+    processes = RecordedProcesses()
+    node = build_agent_node(device, clock, processes=processes, readiness=GpuReadiness())
+    node.starting = lambda: None
+    limit_w = gpu.power_limit_default_w - 25.0
+    plan = NodePlan(
+        node_name="n",
+        epoch=1,
+        lease_s=600.0,
+        enforce=True,
+        assignments=(assignment("w", gpu.uuid, limit_before_start=True),),
+        gpu_settings=(GpuSetting(gpu_uuid=gpu.uuid, power_limit_w=limit_w),),
+    )
+    node.on_message(plan_message(plan))
+    node.on_gpu_use(read_gpu_use(device, node.list_gpus_to_check()))
+    assert processes.attempts == {}
+    device.set_power_limit(gpu.uuid, limit_w)
+    clock.now_ns += SECOND
+    node.on_gpu_use(read_gpu_use(device, node.list_gpus_to_check()))
+    assert [key.workload_id for key in processes.attempts] == ["w"]

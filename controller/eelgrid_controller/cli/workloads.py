@@ -319,7 +319,8 @@ def workload_lines(workload: Workload) -> Iterator[str]:
     if workload.power_w is not None:
         yield f"  power      {format_power(workload.power_w)} measured"
     if workload.power_limit_w is not None:
-        yield f"  limit      {workload.power_limit_w:g} W per GPU"
+        reason = ", since a budget never holds its GPUs' default limits" if workload.limit_before_start else ""
+        yield f"  limit      {workload.power_limit_w:g} W per GPU{reason}"
     if spec.locality:
         yield f"  locality   {spec.locality.name.lower()}"
     if spec.labels:

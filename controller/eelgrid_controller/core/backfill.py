@@ -422,7 +422,9 @@ class BackfillPlanner:
         key = workload.workload_id
 
         def place(closed: frozenset[str]) -> PlacementDecision:
-            return self._placer.decide_placement(spec, quotes, workload_id=key, closed=closed, altered=altered)
+            return self._placer.decide_placement(
+                spec, quotes, workload_id=key, closed=closed, altered=altered, is_start=True
+            )
 
         decision = place(closed)
         if not decision.placements:

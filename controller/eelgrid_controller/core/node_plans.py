@@ -59,6 +59,7 @@ def _with_process(assignment: Assignment, state: ClusterState) -> Assignment:
         checkpoint_interval_s=interval_s,
         interrupted_every_s=every_s,
         run_as=workload.owner,
+        limit_before_start=workload.limit_before_start,
     )
 
 

@@ -597,6 +597,8 @@ class PlacementSavings:
                     self._on_submitted(workload.workload_id, workload.spec, tuple(range(workload.spec.replicas)))
             case WorkloadPlaced() | WorkloadMoved():
                 self._on_placed(event.workload_id, event.placements)
+                if isinstance(event, WorkloadPlaced) and event.power_limit_w is not None:
+                    self._limit(event.workload_id, event.power_limit_w)
             case WorkloadScaled():
                 self._on_scaled(event)
             case WorkloadCancelled(workload_id=key) | WorkloadCompleted(workload_id=key):

@@ -33,6 +33,7 @@ from eelgrid_controller.objectives.power.power_model import PowerCurve
 from eelgrid_controller.objectives.promises import gpus_by_node, job_holdings, job_promise, metric_urls, related_curves
 from eelgrid_controller.objectives.services.service_metrics import ExpositionPage, ScrapeTarget
 from eelgrid_controller.placement.power import PowerLimitRange, find_power_limit_range, list_limit_choices
+from eelgrid_controller.state.attempts import awaits_limit
 from eelgrid_controller.state.measurements import JOB_PROFILE_PREFIX, WORK, WorkInterval, make_job_profile_name
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.messages import TrainingPromise, Workload
@@ -282,12 +283,14 @@ class JobObserver:
         self, job: _Job, stand: _JobPlacement, workload: Workload, world: ClusterObservation, earned_s: float
     ) -> JobStarted | None:
         """The event that starts managing the job; None while that would be too early."""
-        waited = world.at_s - job.since_s >= self._settings.readings_s
+        # Its processes start at this limit, whatever its GPUs have now.
+        is_limited = awaits_limit(workload)
+        waited = is_limited or world.at_s - job.since_s >= self._settings.readings_s
         ran_s = max(0.0, world.at_s - workload.placed_ns / 1e9)
         limits_w = {
             node: limit_w
             for node, uuids in stand.uuids.items()
-            if (limit_w := highest_limit_w(world, node, uuids)) is not None
+            if not is_limited and (limit_w := highest_limit_w(world, node, uuids)) is not None
         }
         is_old = ran_s > self._settings.readings_s and stand.promise.deadline_ns > 0
         if not waited and (len(limits_w) < len(stand.holdings) or (is_old and job.progress is None)):

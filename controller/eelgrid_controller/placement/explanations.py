@@ -401,7 +401,7 @@ def _explain_placement(
             return Explanation(workload=workload, remedy=remedy, constraint=admitted.constraint.value)
         # What has no quota left is no way to help.
         spec = admitted
-    decision = placer.decide_placement(spec, workload_id=workload_id)
+    decision = placer.decide_placement(spec, workload_id=workload_id, is_start=True)
     if decision.placements:
         withheld = _describe_withheld(state, workload)
         if withheld is not None:
@@ -516,6 +516,7 @@ def make_outcome_event(
         workload_id=workload_id,
         placements=decision.placements,
         explanation=decision.explanation,
+        power_limit_w=decision.power_limit_w,
     )
 
 
@@ -530,4 +531,6 @@ def preview_workload(workload_id: str, spec: WorkloadSpec, decision: PlacementDe
         placements=decision.placements,
         submitted_ns=now_ns,
         placed_ns=now_ns if placed else 0,
+        power_limit_w=decision.power_limit_w,
+        limit_before_start=decision.power_limit_w is not None,
     )

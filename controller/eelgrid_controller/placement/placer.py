@@ -124,6 +124,8 @@ class _Ground(NamedTuple):
     workloads: Mapping[str, Workload]
     # Nodes that differ from the state.
     altered: Mapping[str, NodeRecord] = NO_RECORDS
+    # Whether work may start at limits that its agents set before, where budgets never hold its default limits.
+    may_limit: bool = False
 
     @property
     def alteration(self) -> Alteration:
@@ -189,11 +191,13 @@ class WorkloadPlacer:
         workload_id: str = "",
         closed: frozenset[str] = NO_NODES,
         altered: Mapping[str, NodeRecord] = NO_RECORDS,
+        is_start: bool = False,
     ) -> PlacementDecision:
         """Decides where a workload goes, within all budgets and on none of the closed nodes.
 
         `quotes` are prices that are not yet in force. Places for which others are nominated are not free; `altered` are the
-        records of nodes with those, and with what starts in the same step.
+        records of nodes with those, and with what starts in the same step. Whole work that starts may do so at a lower
+        power limit where budgets never hold its default ones.
         """
         nominations = self._state.nominations
         if not altered and len(nominations):
@@ -201,10 +205,17 @@ class WorkloadPlacer:
         snapshot = self.mirror.altered_snapshot(altered) if altered else self.snapshot()
         if quotes is not None:
             snapshot = replace(snapshot, quotes=quotes)
-        if altered:
-            ground = _Ground(snapshot, self._state.workloads, altered)
-            return self._decide(ground, self._within, spec, workload_id, closed)
-        return self._decide(_Ground(snapshot, self._state.workloads), self.planner, spec, workload_id, closed)
+        ground = _Ground(snapshot, self._state.workloads, altered)
+        planner = self._within if altered else self.planner
+        decision = self._decide(ground, planner, spec, workload_id, closed)
+        if decision.lack is None or not is_start or not may_start_limited(spec):
+            return decision
+        limited = self._decide(ground._replace(may_limit=True), planner, spec, workload_id, closed)
+        if not limited.placements:
+            return decision
+        lacks = self.allowance.list_exceeded_budgets(limited.placements, altered)
+        start = self.allowance.find_start_limit(limited.placements, lacks, altered) if lacks else None
+        return replace(limited, power_limit_w=None if start is None else start.limit_w)
 
     def decide_on_altered(
         self, altered: AlteredNodes, spec: WorkloadSpec, workload_id: str, closed: frozenset[str] = NO_NODES
@@ -424,16 +435,23 @@ class WorkloadPlacer:
         self, ground: _Ground, spec: WorkloadSpec, decision: PlacementDecision
     ) -> list[ExceededBudget]:
         is_bound = decision.placements and self.allowance.has_budgets and spec.request.gpu_count
-        return self.allowance.list_exceeded_budgets(decision.placements, ground.altered) if is_bound else []
+        return self._list_lacks(ground, decision.placements) if is_bound else []
+
+    def _list_lacks(self, ground: _Ground, placements: tuple[Placement, ...]) -> list[ExceededBudget]:
+        """Returns the budgets that placements would exceed, at the limits at which they may start."""
+        allowance, altered = self.allowance, ground.altered
+        lacks = allowance.list_exceeded_budgets(placements, altered)
+        may_limit = lacks and ground.may_limit
+        return allowance.find_start_limit(placements, lacks, altered).blocking if may_limit else lacks
 
     def decide_start(
         self, spec: WorkloadSpec, quotes: OpportunityPrices | None = None, *, workload_id: str = ""
     ) -> PlacementDecision:
-        """Like `decide_placement`, but new work is held while a spending limit that applies to it is exceeded."""
+        """Like `decide_placement` of a start, but new work is held while a spending limit that applies to it is exceeded."""
         hold = self._state.spending.blocking_limit(spec)
         if hold is not None:
             return PlacementDecision(placements=(), explanation=(), room=0, hold=hold)
-        return self.decide_placement(spec, quotes, workload_id=workload_id)
+        return self.decide_placement(spec, quotes, workload_id=workload_id, is_start=True)
 
     def uses_engine_rules(self, workload_id: str) -> bool:
         """Returns whether an engine's rules say where a workload may go."""
@@ -530,8 +548,11 @@ class WorkloadPlacer:
         """Searches again with the nodes below exhausted budgets closed; returns a pending decision if nothing fits."""
         request, first, snapshot = spec.request, lacks[0], ground.snapshot
         is_whole = request.gpu_milli == GPU_MILLI_WHOLE
+        is_at_default = is_whole and not ground.may_limit
         closed = (
-            self.allowance.list_exhausted_budgets(request.gpu_count, request.gpu_models) if is_whole else set[str]()
+            self.allowance.list_exhausted_budgets(request.gpu_count, request.gpu_models)
+            if is_at_default
+            else set[str]()
         )
         room = _room(spec.replicas, lacks)
         policy = self._state.policy
@@ -548,11 +569,16 @@ class WorkloadPlacer:
             found = self._within.decide_placement(snapshot.with_open(is_open), spec, policy.weights, policy.placement)
             if not found.placements:
                 break
-            lacks = self.allowance.list_exceeded_budgets(found.placements, ground.altered)
+            lacks = self._list_lacks(ground, found.placements)
             if not lacks:
                 return replace(found, closed=frozenset(closed))
         removals = (Removal(constraint="budget", nodes=count),)
         return replace(decision, placements=(), room=room, lack=first, removals=removals, closed=frozenset(closed))
+
+
+def may_start_limited(spec: WorkloadSpec) -> bool:
+    """Returns whether a workload runs on whole GPUs, and agents start its processes."""
+    return spec.process is not None and spec.request.gpu_count > 0 and spec.request.gpu_milli == GPU_MILLI_WHOLE
 
 
 def _mask(snapshot: Snapshot, names: frozenset[str]) -> NDArray[np.bool_]:

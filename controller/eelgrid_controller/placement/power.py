@@ -21,12 +21,18 @@ enforced pool (`find_kept_budget_w`). So such a node counts with no more than it
 its budget could never hold at default limits, whatever else ran there, starts where it can have at least the lowest
 ones: it would wait forever, and the agent divides the watts.
 
+Where a rack's or the cluster's budget could never hold work's default limits, nobody would lower them in time. Work whose
+processes an agent starts may still start there (`find_start_limit`): at the highest limit that every budget has left,
+which the agent sets and reads back before it starts them (`Workload.limit_before_start`). So it counts with its limit
+from the first moment, on whatever GPUs it comes to.
+
 Changes of running work (moves, partitions) are tried on copies of nodes (`PowerTrial`), and may not exceed a budget
 that they draw more of than before. A search for moves takes a copy of what budgets leave (`PowerSurvey`).
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
@@ -143,6 +149,13 @@ class ExceededBudget(NamedTuple):
     replicas: int  # number of the placements below it; 0 for changed nodes
 
 
+class StartLimit(NamedTuple):
+    """The limit of each GPU at which work may start below its default limits, and the budgets in the way of any."""
+
+    limit_w: float | None
+    blocking: list[ExceededBudget]
+
+
 class PowerShare(NamedTuple):
     """What the GPUs of a node may draw, the budgets above it, and the budget that its agent keeps."""
 
@@ -155,6 +168,22 @@ class PowerShare(NamedTuple):
         """Returns what counts of the node, or of it with another draw, in a budget above it."""
         draw_mw = self.milliwatts if milliwatts is None else milliwatts
         return draw_mw if self.kept_mw is None or budget.startswith(_NODE_KEY) else min(draw_mw, self.kept_mw)
+
+
+class _Coming(NamedTuple):
+    """The GPUs of a node that work would take, and what each GPU there may draw before that, in milliwatts."""
+
+    record: NodeRecord
+    share: PowerShare
+    gpus: Sequence[Gpu]
+    drawn: Mapping[str, int]
+    replicas: int
+
+    def count_rise_mw(self, budget: str, draw_mw: Callable[[Gpu], int], then: PowerShare | None = None) -> int:
+        """Returns how much more counts in a budget if each GPU may draw so much; `then` is the node's share by then."""
+        before_mw = sum(self.drawn.values())
+        after_mw = before_mw + sum(max(0, draw_mw(gpu) - self.drawn[gpu.uuid]) for gpu in self.gpus)
+        return (then or self.share).counted_mw(budget, after_mw) - self.share.counted_mw(budget, before_mw)
 
 
 _NO_SHARE = PowerShare((), 0)
@@ -249,7 +278,10 @@ class PowerAdmission:
         self._policy: Policy | None = None
         self._places = BudgetHierarchy(Policy())
         self._drawn: dict[str, int] = {}  # by budget
+        self._idle: dict[str, int] = {}  # by budget: what counts in it while nothing holds a GPU
         self._shares: dict[str, PowerShare] = {}  # by node
+        # By node: the inventory and the lost GPUs for which its idle draw was summed.
+        self._idle_of: dict[str, tuple[Inventory, frozenset[str], int]] = {}
         self._still_w: dict[str, float] = {}  # by workload, where it exceeds the journal's limit
         # By node: workloads with a limit, with their replicas and GPUs.
         self._limited: dict[str, frozenset[tuple[str, int, tuple[str, ...]]]] = {}
@@ -274,7 +306,7 @@ class PowerAdmission:
             self._policy = policy
             if is_other:
                 self._places = BudgetHierarchy(policy)
-                self._drawn = dict.fromkeys(self._places.limits_w, 0)
+                self._drawn, self._idle = (dict.fromkeys(self._places.limits_w, 0) for _ in range(2))
                 self._shares, self._limited, self._least_w = {}, {}, {}
                 names = self._state.nodes
         if self.has_budgets:
@@ -283,6 +315,7 @@ class PowerAdmission:
                     self._count(self._state.nodes[name])
                 else:
                     self._limited.pop(name, None)
+                    self._idle_of.pop(name, None)
                     self._remove_node(name)
 
     def record_lowered_limit(self, workload_id: str, before_w: float | None) -> None:
@@ -326,21 +359,13 @@ class PowerAdmission:
         more: dict[str, int] = {}
         below: dict[str, int] = {}
         kept: set[str] = set()
-        by_node: dict[str, list[Placement]] = {}
-        for placement in placements:
-            by_node.setdefault(placement.node_name, []).append(placement)
-        for name, here in by_node.items():
-            record, share = altered.get(name) or self._state.nodes[name], self._shares[name]
-            drawn = dict(self._draws(record))
-            taken = {uuid for placement in here for uuid in placement.gpu_uuids}
-            gpus = [gpu for gpu in record.inventory.gpus if gpu.uuid in taken]
-            before_mw = sum(drawn.values())
-            after_mw = before_mw + sum(max(0, self._boards.default_mw(gpu) - drawn[gpu.uuid]) for gpu in gpus)
+        for coming in self._list_coming(placements, altered):
+            record, share = coming.record, coming.share
             then = share._replace(kept_mw=self._find_kept_mw(record, enforced)) if enforced else share
             for key in share.above:
-                more[key] = more.get(key, 0) + then.counted_mw(key, after_mw) - share.counted_mw(key, before_mw)
-                below[key] = below.get(key, 0) + len(here)
-            if then.kept_mw is not None and self._fits_below_default(record, then.kept_mw, gpus, drawn):
+                more[key] = more.get(key, 0) + coming.count_rise_mw(key, self._boards.default_mw, then)
+                below[key] = below.get(key, 0) + coming.replicas
+            if then.kept_mw is not None and self._fits_below_default(record, then.kept_mw, coming.gpus, coming.drawn):
                 kept.add(share.above[0])
         found = []
         for key, added in more.items():
@@ -348,6 +373,73 @@ class PowerAdmission:
             if lack is not None and key not in kept:
                 found.append(lack._replace(replicas=below[key]))
         return found
+
+    def find_start_limit(
+        self,
+        placements: Sequence[Placement],
+        lacks: Sequence[ExceededBudget],
+        altered: Mapping[str, NodeRecord] = MappingProxyType({}),
+        enforced: Collection[str] = (),
+    ) -> StartLimit:
+        """Finds the highest power limit at which the placements exceed none of the budgets that they lack.
+
+        In the way is a budget that could hold their default limits once other work has ended, or does not hold even the
+        lowest ones now; and each, if an agent there does not set limits before it starts processes.
+        """
+        comings = list(self._list_coming(placements, altered))
+        boards = [find_power_limit_range(gpu, self._catalogue) for coming in comings for gpu in coming.gpus]
+        known = [board for board in boards if board is not None]
+        sets_all = all(self._limits_before_starts(coming, enforced) for coming in comings)
+        blocking = [lack for lack in lacks if self._may_hold_default(comings, lack)]
+        if not known or len(known) < len(boards) or not sets_all or blocking:
+            return StartLimit(None, blocking or list(lacks))
+        trial = PowerTrial(self)
+        trial.alter(altered.values())
+        blocking = list(lacks)
+        for limit_w in list_limit_choices(known)[1:]:
+            draw_mw = partial(self._boards.allocated_mw, limit_w=limit_w)
+            blocking = [
+                lack
+                for lack in lacks
+                if self.find_excess(
+                    lack.budget,
+                    sum(one.count_rise_mw(lack.budget, draw_mw) for one in comings if lack.budget in one.share.above),
+                    altered_mw=trial.more_mw.get(lack.budget, 0),
+                )
+            ]
+            if not blocking:
+                return StartLimit(limit_w, blocking)
+        return StartLimit(None, blocking)
+
+    def _list_coming(self, placements: Sequence[Placement], altered: Mapping[str, NodeRecord]) -> Iterator[_Coming]:
+        """Yields the nodes of placements with the GPUs that they take there."""
+        by_node: dict[str, list[Placement]] = {}
+        for placement in placements:
+            by_node.setdefault(placement.node_name, []).append(placement)
+        for name, here in by_node.items():
+            record = altered.get(name) or self._state.nodes[name]
+            taken = {uuid for placement in here for uuid in placement.gpu_uuids}
+            gpus = [gpu for gpu in record.inventory.gpus if gpu.uuid in taken]
+            yield _Coming(record, self._shares[name], gpus, dict(self._draws(record)), len(here))
+
+    def _limits_before_starts(self, coming: _Coming, enforced: Collection[str]) -> bool:
+        """Returns whether the agent sets limits on these GPUs before it starts processes on them."""
+        record, inventory = coming.record, coming.record.inventory
+        is_enforced = is_pool_enforced(self._state.policy, inventory.pool) or resolve_pool(inventory.pool) in enforced
+        if not inventory.limits_before_starts or not is_enforced or record.state is not NodeState.READY:
+            return False
+        return all(gpu.power_limit_min_w is not None and gpu.power_limit_max_w is not None for gpu in coming.gpus)
+
+    def _may_hold_default(self, comings: Iterable[_Coming], lack: ExceededBudget) -> bool:
+        """Returns whether a budget would hold the default limits of these GPUs if nothing else ran below it."""
+        alone_mw = self._idle[lack.budget]
+        for coming in comings:
+            share = coming.share
+            if lack.budget in share.above:
+                rise_mw = sum(map(self._boards.rise_mw, coming.gpus))
+                alone_mw += share.counted_mw(lack.budget, share.idle_mw + rise_mw)
+                alone_mw -= share.counted_mw(lack.budget, share.idle_mw)
+        return alone_mw <= lack.limit_w * _MILLI
 
     def _find_kept_mw(self, record: NodeRecord, enforced: Collection[str] = ()) -> int | None:
         """Returns the budget that a node's agent keeps, if these pools were enforced as well."""
@@ -365,8 +457,12 @@ class PowerAdmission:
 
     def _sum_idle_mw(self, record: NodeRecord) -> int:
         """Returns what a node's GPUs draw while nothing holds them; of those that are not lost."""
-        there = (gpu for gpu in record.inventory.gpus if not gpu.lost and gpu.uuid not in record.lost_gpus)
-        return sum(map(self._boards.idle_mw, there))
+        inventory, lost = record.inventory, frozenset(record.lost_gpus)
+        known = self._idle_of.get(inventory.node_name)
+        if known is None or known[0] is not inventory or known[1] != lost:
+            there = (gpu for gpu in inventory.gpus if not gpu.lost and gpu.uuid not in lost)
+            known = self._idle_of[inventory.node_name] = inventory, lost, sum(map(self._boards.idle_mw, there))
+        return known[2]
 
     def find_share(self, name: str) -> PowerShare:
         """Returns what a node's GPUs may draw, and the budgets above it."""
@@ -432,6 +528,7 @@ class PowerAdmission:
         old = self._shares.pop(name, _NO_SHARE)
         for key in old.above:
             self._drawn[key] -= old.counted_mw(key)
+            self._idle[key] -= old.counted_mw(key, old.idle_mw)
 
     def _count(self, record: NodeRecord) -> None:
         name = record.inventory.node_name
@@ -440,23 +537,26 @@ class PowerAdmission:
         for gpu in record.inventory.gpus:
             more_w = self._boards.rise_mw(gpu) / _MILLI
             self._least_w[gpu.model] = min(more_w, self._least_w.get(gpu.model, more_w))
-        kept_mw = self._find_kept_mw(record)
         share = self._shares[name] = PowerShare(
             self._places.budgets_above(record.inventory),
             self.sum_draw_mw(record, _NO_REPLICAS),
-            kept_mw,
-            0 if kept_mw is None else self._sum_idle_mw(record),
+            self._find_kept_mw(record),
+            self._sum_idle_mw(record),
         )
         for key in share.above:
             self._drawn[key] += share.counted_mw(key)
+            self._idle[key] += share.counted_mw(key, share.idle_mw)
 
     def _find_new_places(self, record: NodeRecord) -> None:
-        """Notes the replicas with a limit that have other GPUs than before: its default holds until it is read back."""
+        """Notes the replicas with a limit that have other GPUs than before: its default holds until it is read back.
+
+        Not those whose processes start only then.
+        """
         name, workloads = record.inventory.node_name, self._state.workloads
         limited = frozenset(
             (item.workload_id, item.replica, item.gpu_uuids)
             for item in record.assignments.values()
-            if workloads[item.workload_id].power_limit_w is not None
+            if (one := workloads[item.workload_id]).power_limit_w is not None and not one.limit_before_start
         )
         # What a node holds when it is first looked at has had its limits before.
         self._unset.update((key, replica) for key, replica, _ in limited - self._limited.get(name, limited))

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.placement.interference import LimitedGpu
-from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
+from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer, may_start_limited
 from eelgrid_controller.placement.planner import PlacementDecision, Planner, make_task
 from eelgrid_controller.placement.power import ExceededBudget
 from eelgrid_controller.placement.snapshot import Snapshot, count_room, limit_to_plan_size
@@ -733,7 +733,11 @@ class _RemedySearch:
         names = tuple(dict.fromkeys(placement.node_name for placement in placements))
         pools = {resolve_pool(self._state.nodes[name].inventory.pool) for name in names}
         pools = {pool for pool in pools if not is_pool_enforced(self._state.policy, pool)}
-        if not pools or self._placer.allowance.list_exceeded_budgets(placements, enforced=pools):
+        allowance = self._placer.allowance
+        lacks = allowance.list_exceeded_budgets(placements, enforced=pools) if pools else []
+        if lacks and may_start_limited(self._spec):
+            lacks = allowance.find_start_limit(placements, lacks, enforced=pools).blocking
+        if not pools or lacks:
             return None
         return EnforcePools(pools=tuple(sorted(pools)), node_names=names)
 

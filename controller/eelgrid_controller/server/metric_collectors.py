@@ -111,8 +111,10 @@ class PowerLimitedNodes:
         """Takes in what one commit made true."""
         for event in events:
             match event:
-                case WorkloadLimited(workload_id=key, power_limit_w=limit_w) if limit_w is not None:
-                    self._ids.add(key)
+                case WorkloadLimited(power_limit_w=limit_w) | WorkloadPlaced(power_limit_w=limit_w) if (
+                    limit_w is not None
+                ):
+                    self._ids.add(event.workload_id)
                 case (
                     WorkloadLimited(workload_id=key)
                     | WorkloadCancelled(workload_id=key)

@@ -151,6 +151,7 @@ def _summarize(elements: list[Workload]) -> Workload:
         ended_ns=0 if placed or pending else max(one.ended_ns for one in elements),
         revision=max(one.revision for one in elements),
         power_limit_w=None,
+        limit_before_start=False,
         progress_runtime_s=None,
         attempt=shown.attempt,
         attempts=shown.attempts,

@@ -111,6 +111,7 @@ def return_to_queue(workload: Workload, event: WorkloadEvicted | WorkloadRetried
         placements=(),
         placed_ns=0,
         power_limit_w=None,
+        limit_before_start=False,
         progress_runtime_s=None,
         replicas_begun=0,
         attempts=(),
@@ -172,8 +173,13 @@ def find_node_fault(workload: Workload) -> str:
     return next((one.node_fault for one in workload.attempts if not one.is_success and one.node_fault), "")
 
 
+def awaits_limit(workload: Workload) -> bool:
+    """Returns whether none of a workload's processes has started, which they do only at its power limit."""
+    return workload.limit_before_start and workload.power_limit_w is not None and not workload.attempts
+
+
 def describe_start_hold(workload: Workload, nodes: Mapping[str, NodeRecord]) -> str:
-    """Says what keeps a process of a placed workload from its start: a GPU that its agent found in use; else empty."""
+    """Says what keeps a process of a placed workload from its start: a GPU in use, or a power limit; else empty."""
     if workload.spec.process is None or workload.phase is not WorkloadPhase.PLACED:
         return ""
     begun = {one.replica for one in workload.attempts}
@@ -182,4 +188,6 @@ def describe_start_hold(workload: Workload, nodes: Mapping[str, NodeRecord]) -> 
         for gpu in record.inventory.gpus if record is not None and place.replica not in begun else ():
             if gpu.uuid in place.gpu_uuids and gpu.cordon:
                 return f"replica {place.replica} has not started: GPU {gpu.index} of {place.node_name} is {gpu.cordon}"
+    if awaits_limit(workload):
+        return f"it has not started: its agents set {workload.power_limit_w:g} W on its GPUs before, for a power budget"
     return ""

@@ -392,6 +392,8 @@ class ClusterState:
             attempt=workload.attempt + (workload.spec.process is not None),
             promise=None,
             not_before_ns=0,
+            power_limit_w=event.power_limit_w,
+            limit_before_start=event.power_limit_w is not None,
         )
         return self._bump_plans(workload, event.placements, ())
 

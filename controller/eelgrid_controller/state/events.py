@@ -255,6 +255,8 @@ class WorkloadPlaced:
     workload_id: Identifier
     placements: Annotated[tuple[Placement, ...], Many(10_000)]
     explanation: Annotated[tuple[ReplicaExplanation, ...], Many(EXPLAINED_REPLICAS_MOST)] = ()
+    # Of each of its GPUs, in force before its processes start; None where budgets hold their default limits.
+    power_limit_w: Watts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -673,14 +675,8 @@ _KINDS: Mapping[str, type[Event]] = {
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _WITH_WORDS = (
-    WorkloadSubmitted,
-    ArraySubmitted,
-    PolicyChanged,
-    PointsMeasured,
-    NodeCordoned,
-    AttemptEnded,
-    WorkloadCompleted,
-    WorkloadRetried,
+    *(WorkloadSubmitted, ArraySubmitted, PolicyChanged, PointsMeasured),
+    *(NodeCordoned, AttemptEnded, WorkloadCompleted, WorkloadRetried),
 )
 _NAMES: Mapping[type[Event], str] = {cls: name for name, cls in _KINDS.items()}
 
@@ -742,15 +738,17 @@ _NEWER_OF_PROCESSES = ("standard_input", "warn_signal", "warn_before_s", "elemen
 
 
 def _placed_to_plain(event: WorkloadPlaced | WorkloadMoved | WorkloadScaled) -> dict[str, Any]:
-    released: dict[str, Any] = {"released": list(event.released)} if isinstance(event, WorkloadScaled) else {}
+    more: dict[str, Any] = {"released": list(event.released)} if isinstance(event, WorkloadScaled) else {}
     if isinstance(event, WorkloadScaled) and event.share is not None:
-        released["share"] = to_plain(event.share)
+        more["share"] = to_plain(event.share)
+    if isinstance(event, WorkloadPlaced) and event.power_limit_w is not None:
+        more["power_limit_w"] = event.power_limit_w
     return {
         "time_ns": event.time_ns,
         "workload_id": event.workload_id,
         "placements": [to_plain(placement) for placement in event.placements],
         "explanation": encode_explanation(event.explanation),
-        **released,
+        **more,
     }
 
 

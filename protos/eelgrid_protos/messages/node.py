@@ -76,6 +76,8 @@ class Inventory:
     fence_after_s: Seconds = 0.0
     # The agent sets power limits where its pool is enforced, and so keeps the power budget of its node.
     sets_limits: bool = False
+    # The agent starts a process whose assignment says so only once the power limits of its GPUs are in force.
+    limits_before_starts: bool = False
 
     def violations(self) -> Iterator[Violation]:
         """Checks that UUIDs and indexes of devices are distinct."""

@@ -201,6 +201,8 @@ class Assignment:
     # As of its placement; 0 if they are not known.
     checkpoint_interval_s: Seconds = 0.0
     interrupted_every_s: Seconds = 0.0
+    # The process starts only once the plan's power limit is in force on each of its GPUs.
+    limit_before_start: bool = False
     # The owner of the workload, if the owner proved who it is.
     run_as: Label = ""
 

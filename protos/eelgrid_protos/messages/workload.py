@@ -420,6 +420,8 @@ class Workload:
     node_faults: Count = 0
     # How long this run takes in all, by what its first process reports of its progress; None while that is not known.
     progress_runtime_s: Seconds | None = None
+    # Its processes start only once the power limit is in force on their GPUs: a budget never holds their default limits.
+    limit_before_start: bool = False
 
     def find_place(self, replica: int) -> Placement | None:
         """Returns where a replica is; None if it is nowhere."""

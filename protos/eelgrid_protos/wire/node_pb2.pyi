@@ -306,7 +306,7 @@ class DeviceLease(_message.Message):
     def __init__(self, device_uuid: _Optional[str] = ..., engine: _Optional[str] = ..., owner: _Optional[str] = ..., since_ns: _Optional[int] = ..., unknown: _Optional[str] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("node_name", "generation", "agent_version", "boot_id", "driver_version", "cpu_milli", "memory_bytes", "pool", "labels", "gpus", "simulated", "access", "links", "topology", "runs_processes", "model_data", "fence_after_s", "sets_limits")
+    __slots__ = ("node_name", "generation", "agent_version", "boot_id", "driver_version", "cpu_milli", "memory_bytes", "pool", "labels", "gpus", "simulated", "access", "links", "topology", "runs_processes", "model_data", "fence_after_s", "sets_limits", "limits_before_starts")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -332,6 +332,7 @@ class Inventory(_message.Message):
     MODEL_DATA_FIELD_NUMBER: _ClassVar[int]
     FENCE_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     SETS_LIMITS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_BEFORE_STARTS_FIELD_NUMBER: _ClassVar[int]
     node_name: str
     generation: int
     agent_version: str
@@ -350,7 +351,8 @@ class Inventory(_message.Message):
     model_data: _containers.RepeatedScalarFieldContainer[str]
     fence_after_s: float
     sets_limits: bool
-    def __init__(self, node_name: _Optional[str] = ..., generation: _Optional[int] = ..., agent_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., simulated: bool = ..., access: _Optional[_Union[AccessLevel, str]] = ..., links: _Optional[_Iterable[_Union[GpuLink, _Mapping]]] = ..., topology: _Optional[_Iterable[str]] = ..., runs_processes: bool = ..., model_data: _Optional[_Iterable[str]] = ..., fence_after_s: _Optional[float] = ..., sets_limits: bool = ...) -> None: ...
+    limits_before_starts: bool
+    def __init__(self, node_name: _Optional[str] = ..., generation: _Optional[int] = ..., agent_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., simulated: bool = ..., access: _Optional[_Union[AccessLevel, str]] = ..., links: _Optional[_Iterable[_Union[GpuLink, _Mapping]]] = ..., topology: _Optional[_Iterable[str]] = ..., runs_processes: bool = ..., model_data: _Optional[_Iterable[str]] = ..., fence_after_s: _Optional[float] = ..., sets_limits: bool = ..., limits_before_starts: bool = ...) -> None: ...
 
 class GpuLink(_message.Message):
     __slots__ = ("one", "other", "ancestor", "nvlinks")

@@ -153,7 +153,7 @@ class JobProgress(_message.Message):
     def __init__(self, step: _Optional[int] = ..., total: _Optional[int] = ..., metric: _Optional[float] = ..., time_ns: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("workload_id", "replica", "gpu_uuids", "gpu_milli", "cpu_milli", "memory_bytes", "gpu_instance", "process", "attempt", "replicas", "stop", "checkpoint_interval_s", "interrupted_every_s", "run_as")
+    __slots__ = ("workload_id", "replica", "gpu_uuids", "gpu_milli", "cpu_milli", "memory_bytes", "gpu_instance", "process", "attempt", "replicas", "stop", "checkpoint_interval_s", "interrupted_every_s", "limit_before_start", "run_as")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +167,7 @@ class Assignment(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     INTERRUPTED_EVERY_S_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BEFORE_START_FIELD_NUMBER: _ClassVar[int]
     RUN_AS_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     replica: int
@@ -181,8 +182,9 @@ class Assignment(_message.Message):
     stop: bool
     checkpoint_interval_s: float
     interrupted_every_s: float
+    limit_before_start: bool
     run_as: str
-    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_instance: _Optional[_Union[Slice, _Mapping]] = ..., process: _Optional[_Union[ProcessSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., replicas: _Optional[int] = ..., stop: bool = ..., checkpoint_interval_s: _Optional[float] = ..., interrupted_every_s: _Optional[float] = ..., run_as: _Optional[str] = ...) -> None: ...
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_instance: _Optional[_Union[Slice, _Mapping]] = ..., process: _Optional[_Union[ProcessSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., replicas: _Optional[int] = ..., stop: bool = ..., checkpoint_interval_s: _Optional[float] = ..., interrupted_every_s: _Optional[float] = ..., limit_before_start: bool = ..., run_as: _Optional[str] = ...) -> None: ...
 
 class GpuSetting(_message.Message):
     __slots__ = ("gpu_uuid", "power_limit_w", "sm_clock_min_mhz", "sm_clock_max_mhz", "power_profile")

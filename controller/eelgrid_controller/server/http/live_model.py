@@ -193,6 +193,8 @@ def _rows(event: Event) -> Iterator[tuple[int, str, str, str]]:
             yield event.time_ns, kind, event.workload_id, event.reason.partition(":")[0]
         case events.WorkloadCompleted():
             yield event.time_ns, kind, event.workload_id, event.phase.name.lower()
+        case events.WorkloadPlaced(power_limit_w=limit_w) if limit_w is not None:
+            yield event.time_ns, kind, event.workload_id, f"at {limit_w:.0f} W a GPU"
         case events.WorkloadPlaced() | events.WorkloadMoved() | events.WorkloadScaled() | events.WorkloadCancelled():
             yield event.time_ns, kind, event.workload_id, ""
         case events.PolicyChanged():

@@ -1,0 +1,215 @@
+"""Jobs that start below their default power limits: where budgets never hold these, and agents set limits before starts."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
+
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.node_plans import build_node_plan
+from eelgrid_controller.state.attempts import describe_start_hold
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import WorkloadPlaced, event_from_plain, event_to_plain
+from eelgrid_controller.state.journal import Checkpoint, JournalEntry, JournalHistory
+from eelgrid_controller.whatif.decision_record import record_decision, replay_decision
+from eelgrid_protos import catalogue
+from eelgrid_protos.messages import (
+    AttemptState,
+    AttemptStatus,
+    BudgetScope,
+    EnforcementMode,
+    Mobility,
+    PoolMode,
+    PowerBudget,
+    ProcessSpec,
+    WorkloadKind,
+    WorkloadPhase,
+)
+
+IDLE_W, LOWEST_W, DEFAULT_W = 30.0, 150.0, 300.0
+TOLD = {"power_limit_min_w": LOWEST_W, "power_limit_default_w": DEFAULT_W, "power_limit_max_w": DEFAULT_W}
+PROCESS = ProcessSpec(argv=("train",), working_directory="/")
+JOB = {"process": PROCESS, "kind": WorkloadKind.TRAINING_JOB, "mobility": Mobility.FIXED}
+ENFORCED = (PoolMode(pool="default", mode=EnforcementMode.ENFORCE),)
+
+
+def make_node(name: str, rack: str = "r1", *, gpus: int = 4, **changes):
+    """A node of V100 whose agent runs processes, and sets limits before it starts them."""
+    plain = build_node(name, gpus=gpus, model="V100M16", topology=(rack,), runs_processes=True)
+    told = replace(plain, gpus=tuple(replace(gpu, **TOLD) for gpu in plain.gpus))
+    return replace(told, **({"sets_limits": True, "limits_before_starts": True} | changes))
+
+
+def bound_rack(limit_w: float, name: str = "r1") -> PowerBudget:
+    return PowerBudget(scope=BudgetScope.RACK, name=name, limit_w=limit_w)
+
+
+def make_core(*budgets: PowerBudget, nodes, pools=ENFORCED) -> Core:
+    core = build_core(*nodes)
+    core.update_policy(replace(core.state.policy, budgets=budgets, pools=pools), now_ns=2)
+    return core
+
+
+def submit(core: Core, key: str, *, gpus: int = 4, now_ns: int = 3, **spec):
+    core.submit(build_request(gpus=gpus, key=key, **{**JOB, **spec}), now_ns=now_ns)
+    return core.workload(key)
+
+
+@pytest.mark.parametrize(
+    ("limit_w", "starts_at_w"),
+    [
+        # At its default limits it draws 1,200 W, at the lowest ones 600; limits are 25 W apart.
+        (1200.0, None),
+        (1199.0, 275.0),
+        (1100.0, 275.0),
+        (1099.0, 250.0),
+        (600.0, 150.0),
+    ],
+)
+def test_a_job_starts_at_the_highest_limit_that_the_budget_of_its_rack_holds(limit_w, starts_at_w):
+    core = make_core(bound_rack(limit_w), nodes=[make_node("a")])
+    found = submit(core, "job")
+    assert found.phase is WorkloadPhase.PLACED
+    assert (found.power_limit_w, found.limit_before_start) == (starts_at_w, starts_at_w is not None)
+    plan = build_node_plan(core.state.nodes["a"], core.state)
+    assert {one.power_limit_w for one in plan.gpu_settings} == ({starts_at_w} if starts_at_w else set())
+    assert [one.limit_before_start for one in plan.assignments] == [starts_at_w is not None]
+    assert bool(describe_start_hold(found, core.state.nodes)) is (starts_at_w is not None)
+
+
+@pytest.mark.parametrize(
+    ("limit_w", "node", "spec", "pools"),
+    [
+        (599.0, {}, {}, ENFORCED),
+        (900.0, {"limits_before_starts": False}, {}, ENFORCED),
+        (900.0, {}, {}, ()),
+        (900.0, {}, {"process": None}, ENFORCED),
+    ],
+)
+def test_it_waits_where_no_limit_is_low_enough_or_nobody_would_set_it_in_time(limit_w, node, spec, pools):
+    core = make_core(bound_rack(limit_w), nodes=[make_node("a", **node)], pools=pools)
+    found = submit(core, "job", **spec)
+    assert found.phase is WorkloadPhase.PENDING
+    assert found.reason == "budget: waits for watts of rack r1"
+
+
+def test_it_waits_where_the_driver_does_not_tell_which_limits_a_gpu_takes():
+    node = make_node("a")
+    silent = replace(node, gpus=tuple(replace(gpu, power_limit_min_w=None) for gpu in node.gpus))
+    core = make_core(bound_rack(900.0), nodes=[silent])
+    assert submit(core, "job").phase is WorkloadPhase.PENDING
+
+
+def report_end(core: Core, key: str, *, now_ns: int) -> None:
+    """An agent tells that a process has ended well."""
+    (place,) = core.workload(key).placements
+    status = AttemptStatus(
+        workload_id=key, attempt=1, replica=0, state=AttemptState.ENDED, started_ns=3, ended_ns=now_ns, exit_code=0
+    )
+    core.record_attempts(place.node_name, (status,), now_ns=now_ns)
+
+
+def test_work_that_a_budget_holds_once_other_work_has_ended_waits_for_that():
+    core = make_core(bound_rack(1200.0), nodes=[make_node("a"), make_node("b")])
+    assert submit(core, "first", gpus=2).power_limit_w is None
+    assert submit(core, "second", gpus=3, now_ns=4).phase is WorkloadPhase.PENDING
+    report_end(core, "first", now_ns=5)
+    found = core.workload("second")
+    assert (found.phase, found.power_limit_w) == (WorkloadPhase.PLACED, None)
+
+
+def test_it_leaves_to_others_what_they_have_and_counts_with_its_limit_at_once():
+    core = make_core(bound_rack(1250.0), nodes=[make_node("a"), make_node("b")])
+    assert submit(core, "small", gpus=1).power_limit_w is None
+    found = submit(core, "large", now_ns=4)
+    # 1,250 W less 300 for the other and 30 for each of three idle ones leave 215 W for each of four.
+    assert (found.phase, found.power_limit_w) == (WorkloadPhase.PLACED, 200.0)
+    assert submit(core, "late", gpus=1, now_ns=5).phase is WorkloadPhase.PENDING
+    core.update_policy(replace(core.state.policy, budgets=(bound_rack(1460.0),)), now_ns=6)
+    assert core.workload("late").phase is WorkloadPhase.PLACED
+
+
+def test_it_goes_where_budgets_hold_its_default_limits_before_it_is_limited():
+    nodes = [make_node("a"), make_node("b", "r2")]
+    core = make_core(bound_rack(900.0), bound_rack(1500.0, "r2"), nodes=nodes)
+    found = submit(core, "job")
+    assert (found.placements[0].node_name, found.power_limit_w) == ("b", None)
+    other = submit(core, "other", now_ns=4)
+    assert (other.placements[0].node_name, other.power_limit_w) == ("a", 225.0)
+
+
+def test_a_rack_that_could_hold_it_later_is_not_in_the_way_of_one_that_never_can():
+    """The first rack waits for other work, the second has never enough: it starts in the second."""
+    nodes = [make_node("a"), make_node("b", "r2"), make_node("c", gpus=1)]
+    core = make_core(bound_rack(1300.0), bound_rack(800.0, "r2"), nodes=nodes)
+    assert submit(core, "small", gpus=1).placements[0].node_name in ("a", "c")
+    found = submit(core, "job", now_ns=4)
+    assert (found.placements[0].node_name, found.power_limit_w) == ("b", 200.0)
+
+
+def test_a_gang_over_two_nodes_gets_one_limit_for_the_budget_of_the_cluster():
+    whole = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1500.0)
+    core = make_core(whole, nodes=[make_node("a"), make_node("b")])
+    found = submit(core, "gang", replicas=2)
+    assert (found.phase, found.power_limit_w) == (WorkloadPhase.PLACED, 175.0)
+    assert {place.node_name for place in found.placements} == {"a", "b"}
+
+
+def test_the_next_attempt_starts_with_the_limit_of_then():
+    core = make_core(bound_rack(900.0), nodes=[make_node("a")])
+    assert submit(core, "job").power_limit_w == 225.0
+    core.update_policy(replace(core.state.policy, budgets=(bound_rack(700.0),)), now_ns=4)
+    core.requeue("job", now_ns=5)
+    stopped = AttemptStatus(
+        workload_id="job", attempt=1, replica=0, state=AttemptState.ENDED, started_ns=3, ended_ns=6, signal=15
+    )
+    core.record_attempts("a", (stopped,), now_ns=6)
+    found = core.workload("job")
+    assert (found.attempt, found.power_limit_w, found.limit_before_start) == (2, 175.0, True)
+    # Raised by power control meanwhile, or returned to the default: the plan says what is to be in force.
+    core.set_limit("job", None, now_ns=7)
+    assert not build_node_plan(core.state.nodes["a"], core.state).gpu_settings
+
+
+def test_the_limit_of_a_lost_gpu_does_not_count():
+    core = make_core(bound_rack(900.0), nodes=[make_node("a", gpus=5)])
+    core.mark_gpu_lost("a", "GPU-a-0", now_ns=3)
+    assert submit(core, "job", now_ns=4).power_limit_w == 225.0
+
+
+def test_a_start_at_a_limit_is_in_the_journal_and_a_decision_file_replays_it():
+    core = make_core(bound_rack(900.0), nodes=[make_node("a")])
+    before = Checkpoint(core.state.revision, json.loads(json.dumps(core.state.dump())), "")
+    step = core.submit(build_request(gpus=4, key="job", **JOB), now_ns=3)
+    placed = next(one for one in step.events if isinstance(one, WorkloadPlaced))
+    kind, body = event_to_plain(placed)
+    assert event_from_plain(kind, json.loads(json.dumps(body))) == placed
+    assert placed.power_limit_w == 225.0
+    again = ClusterState.load(before.state)
+    for event in step.events:
+        again.apply(event)
+    assert again.workloads["job"] == core.workload("job")
+    entries = [(before.seq + at, JournalEntry(*event_to_plain(event))) for at, event in enumerate(step.events, start=1)]
+    document = record_decision(
+        JournalHistory(before, tuple(entries)), step.result.spec, "job", catalogue.load_catalogue()
+    )
+    found = replay_decision(json.loads(json.dumps(document)))
+    assert found.differences == ()
+    assert found.now["placements"]
+
+
+def test_an_event_without_a_limit_is_written_as_before():
+    core = make_core(nodes=[make_node("a")])
+    step = core.submit(build_request(gpus=4, key="job", **JOB), now_ns=3)
+    (placed,) = [one for one in drop_quotes(step.events) if isinstance(one, WorkloadPlaced)]
+    assert "power_limit_w" not in event_to_plain(placed)[1]
+
+
+def test_who_waits_for_watts_that_limits_would_leave_is_told_to_enforce_its_pool():
+    core = make_core(bound_rack(900.0), nodes=[make_node("a")], pools=())
+    submit(core, "job")
+    remedy = core.explain_workload("job").remedy
+    assert "eelctl policy set --pool-mode default=enforce" in remedy
+    core.update_policy(replace(core.state.policy, pools=ENFORCED), now_ns=4)
+    assert core.workload("job").power_limit_w == 225.0
