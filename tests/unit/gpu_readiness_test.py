@@ -297,9 +297,16 @@ def test_an_attempt_whose_gpus_never_get_their_limit_is_given_up_and_says_so():
     above = GpuUse((), GIB, 700.0)
     found.observe({"A": above}, SECOND)
     assert found.withdraw_overdue(SECOND + HELD_MOST_NS - 1) == {}
-    reason = "its GPUs did not get their power limit of 300 W in time"
+    reason = "a GPU of it did not get its power limit of 300 W in time"
     assert found.withdraw_overdue(SECOND + HELD_MOST_NS) == {attempt_key(one): (one, reason)}
     assert found.waiting == frozenset()
+    # It would be placed there again at once.
+    assert "did not get its power limit of 300 W" in found.cordons["A"]
+    later = SECOND + HELD_MOST_NS + 600 * SECOND
+    assert found.list_due_gpus(later - 1) == ()
+    assert found.list_due_gpus(later) == ("A",)
+    found.observe({"A": above}, later)
+    assert found.cordons == {}
 
 
 def test_a_node_starts_a_process_when_the_driver_says_that_its_limit_is_in_force():

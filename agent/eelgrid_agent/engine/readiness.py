@@ -9,7 +9,8 @@ ever seen without a process is the measure. Memory that does not return in time 
 the attempt starts then, and the log says so.
 
 Where a power budget does not hold what GPUs draw at their default limits, an attempt waits until the driver says that
-each of its GPUs has the limit that the plan sets (`Assignment.limit_before_start`); it never starts above it.
+each of its GPUs has the limit that the plan sets (`Assignment.limit_before_start`); it never starts above it. A GPU that
+does not get it in time is cordoned for a while: the attempt would come back to it at once.
 
 Another's process is never killed. While it holds the GPU, the device is cordoned with its name, which goes to the
 controller with the inventory: no more work is placed there, and `eelctl` shows why.
@@ -35,6 +36,8 @@ MEMORY_BACK_WITHIN_NS = 10_000_000_000
 HELD_MOST_NS = 60_000_000_000
 # A GPU that awaits its limit is looked at so often.
 _LIMIT_AGAIN_NS = 100_000_000
+# A GPU that did not get its limit in time takes no new work for so long.
+_WITHOUT_LIMIT_NS = 600_000_000_000
 # Drivers round limits.
 _LIMIT_SLACK_W = 1.0
 _MEMORY_SLACK_BYTES = 256 * 1024 * 1024
@@ -104,6 +107,7 @@ class _Waiting:
     memory_since_ns: int = 0
     held_since_ns: int = 0
     limit_since_ns: int = 0
+    above_limit: Collection[str] = ()
 
 
 class GpuReadiness:
@@ -117,6 +121,8 @@ class GpuReadiness:
         self._waiting: dict[AttemptKey, _Waiting] = {}
         # By UUID: the most that its limit may be, in watts, before an attempt that says so starts.
         self._limits_w: dict[str, float] = {}
+        # By UUID: why it takes no work since it did not get its limit, and until when.
+        self._unlimited: dict[str, tuple[str, int]] = {}
         # By UUID: who holds it, and when it is looked at again.
         self._foreign: dict[str, str] = {}
         self._look_at_ns: dict[str, int] = {}
@@ -124,8 +130,8 @@ class GpuReadiness:
 
     @property
     def cordons(self) -> Mapping[str, str]:
-        """GPUs that others hold, and who they are."""
-        return self._foreign
+        """GPUs that others hold, and who they are, and those that did not get their limit."""
+        return {**{uuid: reason for uuid, (reason, _) in self._unlimited.items()}, **self._foreign}
 
     @property
     def waiting(self) -> frozenset[AttemptKey]:
@@ -146,11 +152,13 @@ class GpuReadiness:
     def list_due_gpus(self, now_ns: int) -> tuple[str, ...]:
         """Returns the GPUs to ask the driver about now."""
         wanted = {uuid for one in self._waiting.values() for uuid in one.assignment.gpu_uuids}
+        wanted |= {uuid for uuid, (_, until_ns) in self._unlimited.items() if now_ns >= until_ns}
         return tuple(sorted(uuid for uuid in wanted | self._foreign.keys() if now_ns >= self._look_at_ns.get(uuid, 0)))
 
     def observe(self, uses: Mapping[str, GpuUse], now_ns: int) -> tuple[Assignment, ...]:
         """Takes what the driver said; returns the assignments whose GPUs are free, which wait no longer."""
         short = {uuid for uuid, use in uses.items() if not self._is_free(uuid, use, now_ns)}
+        self._unlimited = {uuid: one for uuid, one in self._unlimited.items() if now_ns < one[1]}
         ready = []
         for key, one in list(self._waiting.items()):
             uuids = one.assignment.gpu_uuids
@@ -159,10 +167,10 @@ class GpuReadiness:
             if is_held or not all(uuid in uses for uuid in uuids):
                 one.memory_since_ns = 0
                 continue
-            above = [uuid for uuid in uuids if self._is_above_limit(uuid, uses[uuid])]
-            one.limit_since_ns = (one.limit_since_ns or now_ns) if above else 0
-            if above:
-                self._look_at_ns |= dict.fromkeys(above, now_ns + _LIMIT_AGAIN_NS)
+            one.above_limit = [uuid for uuid in uuids if self._is_above_limit(uuid, uses[uuid])]
+            one.limit_since_ns = (one.limit_since_ns or now_ns) if one.above_limit else 0
+            if one.above_limit:
+                self._look_at_ns |= dict.fromkeys(one.above_limit, now_ns + _LIMIT_AGAIN_NS)
                 continue
             leaked = [uuid for uuid in uuids if uuid in short]
             if leaked:
@@ -189,9 +197,16 @@ class GpuReadiness:
                 del self._waiting[key]
             elif one.limit_since_ns and now_ns - one.limit_since_ns >= HELD_MOST_NS:
                 limit_w = min((self._limits_w[uuid] for uuid in uuids if uuid in self._limits_w), default=0.0)
-                reason = f"its GPUs did not get their power limit of {limit_w:g} W in time"
-                _LOG.warning("event=power_limit_not_set workload=%s reason=%r", key.workload_id, reason)
-                overdue[key] = one.assignment, reason
+                lacking = f"did not get its power limit of {limit_w:g} W in time"
+                _LOG.warning(
+                    "event=power_limit_not_set workload=%s gpus=%s watts=%g remedy='nvidia-smi -q -d POWER; see what else sets it'",
+                    key.workload_id,
+                    ",".join(one.above_limit),
+                    limit_w,
+                )
+                overdue[key] = one.assignment, f"a GPU of it {lacking}"
+                closed = f"without new work for ten minutes, since it {lacking}", now_ns + _WITHOUT_LIMIT_NS
+                self._unlimited |= dict.fromkeys(one.above_limit, closed)
                 del self._waiting[key]
         return overdue
 
