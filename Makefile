@@ -10,8 +10,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 OUT ?= bench-out
 SEEDS ?= 10
 ROUNDS ?= 3
-# Processes of the tests: one more than the cores of a small machine, since tests of whole programs mostly wait.
-WORKERS ?= 3
+# Processes of the tests: more than the cores of a small machine, since tests of whole programs mostly wait.
+WORKERS ?= 5
 
 help:
 	@echo "make demo    watch 1,213 agents and a controller place a production trace (about a minute)"
@@ -61,13 +61,14 @@ box: $(VENV)/installed
 demo: $(VENV)/installed
 	@$(BIN)/python -m eelgrid_controller.demo $(if $(KEEP),--keep) $(DEMO)
 
+# Collecting once writes the tests' bytecode, which every process would otherwise make for itself at the same time.
 test: $(VENV)/installed-dev
 	@$(BIN)/python deploy/helm_program.py --fetch || echo "no helm: the tests of the chart are skipped"
 	@echo "compiling the kernels, once for these sources (two minutes); beside it, kernels without their compiler, for what it hides"
 	@{ $(BIN)/python -m eelgrid_kernels && $(BIN)/python -m pytest -q tests/props/moves_test.py; } & compiling=$$!; \
 	  NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -q tests/props/placement_test.py tests/props/peers_test.py \
-	  tests/props/fleet_test.py tests/props/partition_covers_test.py; \
-	  tested=$$?; wait $$compiling && exit $$tested
+	  tests/props/fleet_test.py tests/props/partition_covers_test.py; tested=$$?; \
+	  $(BIN)/python -m pytest --collect-only -qq >/dev/null; wait $$compiling && exit $$tested
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST) || $(BIN)/python -m tests.again $$?
 
 # On whatever EELGRID_KUBECONFIG, KUBEBUILDER_ASSETS or K8S_HOME names; without any only the API server in memory.

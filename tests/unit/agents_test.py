@@ -141,12 +141,13 @@ async def test_a_placement_reaches_the_agent_and_its_answer_reaches_the_operator
 async def test_plans_are_coalesced_and_the_last_one_arrives(tmp_path: Path) -> None:
     async with run_controller(tmp_path, plan_interval_s=0.3) as rig:
         agent = await rig.join(build_node(gpus=8))
+        began_s = time.monotonic()
         for number in range(30):
             await rig.operators.submit_workload(build_request(f"w{number}", milli=100))
         plans = [await agent.hear(NodePlan)]
         while len(plans[-1].assignments) < 30:
             plans.append(await agent.hear(NodePlan))
-        assert len(plans) <= 4
+        assert len(plans) <= 2 + (time.monotonic() - began_s) / 0.3
         assert [plan.epoch for plan in plans] == sorted({plan.epoch for plan in plans})
 
 
