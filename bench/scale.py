@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import click
 import numpy as np
-from numba import njit
 
 from bench.kernel_clock import THREAD, WALL, now_ns
 from bench.openb.traces import csv_folder, load_trace
@@ -35,6 +34,7 @@ from eelgrid_kernels.argmin_index import place_task, work_ahead
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.candidates import AHEAD_MOST, BEHIND_LEAST
+from eelgrid_kernels.compilation import kernel
 from eelgrid_kernels.node_states import shift_task
 from eelgrid_kernels.opportunity_prices import update_prices
 from eelgrid_kernels.simulation import build_empty_engine
@@ -87,7 +87,7 @@ def grown(trace: TraceArrays, gpus: int) -> Columns:
     return Columns(*(np.tile(column, rounds)[:most] for column in trace.fleet))
 
 
-@njit
+@kernel
 def _fill(run: Any, order: Ints, held: Ints, slots: Ints, most: int) -> tuple[int, int]:
     """Place tasks until so many milli-GPU are asked for; returns how many were placed and how many drawn."""
     count, asked, at = 0, 0, 0
@@ -103,7 +103,7 @@ def _fill(run: Any, order: Ints, held: Ints, slots: Ints, most: int) -> tuple[in
     return count, at
 
 
-@njit
+@kernel
 def _churn(
     run: Any, order: Ints, leavers: Ints, held: Ints, slots: Ints, count: int, times: Ints, clock: int, way: int
 ) -> int:
@@ -136,7 +136,7 @@ def _churn(
     return count
 
 
-@njit
+@kernel
 def _spin(times: Ints, steps: int, clock: int) -> int:
     """Nanoseconds of the same arithmetic, over and over, into times (A,)."""
     scratch, value = np.zeros(2, np.int64), 1

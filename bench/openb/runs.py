@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from joblib import Parallel, delayed
-from numba import njit
 
 from bench.kernel_clock import WALL, now_ns
 from bench.openb import bounds as relaxations
@@ -31,6 +30,7 @@ from eelgrid_controller.replay.run_statistics import ArrivalCurves, compute_curv
 from eelgrid_kernels.argmin_index import apply_log_ahead, place_arrivals
 from eelgrid_kernels.arrays import Ints
 from eelgrid_kernels.baselines import PlacementPolicy
+from eelgrid_kernels.compilation import kernel
 from eelgrid_kernels.opportunity_prices import update_prices
 from eelgrid_kernels.simulation import build_empty_engine, build_empty_outcomes
 
@@ -77,7 +77,7 @@ class BoundResult(NamedTuple):
     bounds: Bounds
 
 
-@njit
+@kernel
 def _timed(scene: Any, order: Ints, course: Any, decision_ns: Ints, idle_ns: Ints) -> None:
     """The whole course; times of each decision and of the idle work before it into decision_ns and idle_ns (A,)."""
     # The bare number would be a type of its own, for which the kernels are compiled once more.
