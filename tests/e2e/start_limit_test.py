@@ -18,6 +18,7 @@ from tests.waiting import wait_for, wait_until
 from eelgrid_protos import rpc, transport
 from eelgrid_protos.messages import (
     BudgetScope,
+    CancelWorkloadRequest,
     EnforcementMode,
     GetPolicyRequest,
     GetSamplesRequest,
@@ -119,3 +120,9 @@ async def test_a_job_starts_at_the_limits_that_its_racks_budget_holds(tmp_path, 
             assert all(max(limits) <= 350.0 for time_ns, _, limits in ticks if time_ns >= attempt.started_ns)
             assert all(sum(powers) <= BUDGET_W for _, powers, _ in ticks)
             assert rig.controller.objectives.failures == 0
+            await rig.operators.cancel_workload(CancelWorkloadRequest(workload_id="train"))
+
+            async def has_ended():
+                return (await read()).phase is WorkloadPhase.CANCELLED
+
+            await wait_for(has_ended, within_s=60.0)
