@@ -27,6 +27,13 @@ from eelgrid_protos.messages import (
 )
 
 S = 10**9
+WARM_UP_NS = interference_estimates.WARM_UP_NS
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    """Jobs are as fast at once as later, but for the tests of their first minutes."""
+    monkeypatch.setattr(interference_estimates, "WARM_UP_NS", 0)
 
 
 class Fleet:
@@ -37,6 +44,7 @@ class Fleet:
         self.now_s = 1.0
         # By job: its step, and the seconds that each takes.
         self.steps, self.step_s = {}, {}
+        self.started_ns = {}
 
     def submit(self, key, load="", milli=300, replicas=1, step_s=1.0):
         process = ProcessSpec(argv=("true",), working_directory="/", grace_s=5.0)
@@ -47,6 +55,17 @@ class Fleet:
         self.core.submit(request, now_ns=int(self.now_s * S))
         assert self.core.state.workloads[key].phase is WorkloadPhase.PLACED
         self.steps[key], self.step_s[key] = 0, step_s
+        self.start(key, *range(replicas))
+
+    def start(self, key, *replicas):
+        """The agent tells of processes that have begun."""
+        self.started_ns[key] = int(self.now_s * S)
+        attempt = self.core.state.workloads[key].attempt
+        begun = AttemptStatus(
+            workload_id=key, replica=0, attempt=attempt, state=AttemptState.RUNNING, started_ns=self.started_ns[key]
+        )
+        statuses = tuple(replace(begun, replica=replica) for replica in replicas)
+        self.core.record_attempts("n", statuses, now_ns=self.started_ns[key])
 
     def report(self, key, step, *, total=0, state=AttemptState.RUNNING, exit_code=None, time_s=None):
         now_ns = int(self.now_s * S)
@@ -56,7 +75,7 @@ class Fleet:
             replica=0,
             attempt=self.core.state.workloads[key].attempt,
             state=state,
-            started_ns=1 * S,
+            started_ns=self.started_ns[key],
             exit_code=exit_code,
             progress=progress,
         )
@@ -390,3 +409,28 @@ def test_nobody_pushes_out_or_outvotes_what_others_measured():
     assert len(found) == PAIRS_MOST
     pair = found["a", "b"]
     assert (pair.jobs, pair.slowdown, pair.slowdown_least, pair.slowdown_largest) == (JOBS_PER_PAIR_MOST, 0.5, 0.5, 9.0)
+
+
+def test_the_first_minutes_of_a_job_are_left_out(monkeypatch):
+    monkeypatch.setattr(interference_estimates, "WARM_UP_NS", WARM_UP_NS)
+    fleet = Fleet()
+    fleet.submit("job", "a", step_s=5.0)
+    # It compiles, and takes five times as long for a step.
+    fleet.run(120, "job")
+    fleet.run(70, "job", job=1.0)
+    fleet.submit("other", "b")
+    # So does its neighbour, which is no load yet.
+    fleet.run(120, "job", job=1.0)
+    assert fleet.measured() == {}
+    fleet.run(75, "job", job=1.5)
+    assert fleet.measured() == {("a", "b"): (pytest.approx(0.5), 1)}
+
+
+def test_a_neighbour_whose_process_has_not_begun_measures_nothing():
+    fleet = Fleet()
+    fleet.submit("job", "a")
+    fleet.run(70, "job")
+    fleet.start = lambda *_: None
+    fleet.submit("other", "b")
+    fleet.run(100, "job", job=1.25)
+    assert fleet.measured() == {}

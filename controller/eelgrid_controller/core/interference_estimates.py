@@ -15,8 +15,11 @@ steps one may be half done, so that a pace is known to one in n: 20 steps leave 
 over owners of the median over each one's jobs, which neither one job with phases of its own moves nor one user, who names
 loads and reports steps at will.
 
-Jobs of several processes are left out, since their pace is that of the slowest, wherever that is. Neighbours count from their
-placement to their end, also while they load or idle, which makes an estimate too small. What changes a job's pace otherwise
+The first two minutes of a job, in which it loads its data and compiles, and those of its neighbour are left out: they would
+make its own pace too slow, and the neighbour's load too small.
+
+Jobs of several processes are left out, since their pace is that of the slowest, wherever that is. Neighbours count to their
+end, also while they idle, which makes an estimate too small. What changes a job's pace otherwise
 (a phase of its own, a power limit) is told from neighbours only by the median over jobs.
 """
 
@@ -42,6 +45,8 @@ _NS = 10**9
 # Of each of the two paces.
 OBSERVED_LEAST_NS = 60 * _NS
 STEPS_LEAST = 20
+# From the start of a job and of its neighbour on.
+WARM_UP_NS = 120 * _NS
 # Jobs of which intervals are kept, pairs, jobs of a pair, and loads beside which one job was; the oldest goes first.
 JOBS_MOST = 10_000
 PAIRS_MOST = 1_000
@@ -173,6 +178,9 @@ class InterferenceEstimates:
     ) -> None:
         """Counts the steps since the newest report if the same work was beside the job, and renews its estimate."""
         newest, is_same = job.newest, job.neighbours == neighbours
+        is_same = is_same and all(
+            self._is_warm(key, newest.time_ns) for key in (workload_id, *(one[0] for one in neighbours))
+        )
         is_counted = is_same and job.is_settled
         job.newest, job.neighbours, job.is_settled = report, neighbours, is_same
         if not is_counted or len(neighbours) > 1:
@@ -188,6 +196,16 @@ class InterferenceEstimates:
             for name, one in changed:
                 if one.is_known:
                     self._keep((load, name), workload_id, _compute_slowdown(job.alone, one))
+
+    def _is_warm(self, workload_id: str, at_ns: int) -> bool:
+        """Returns whether all processes of work had begun long enough before a moment; of work without any, the work."""
+        workload = self._state.workloads.get(workload_id)
+        if workload is None:
+            return False
+        begun_ns = [one.started_ns for one in workload.attempts]
+        if workload.spec.process is None:
+            begun_ns = [workload.placed_ns]
+        return bool(begun_ns) and at_ns - max(begun_ns) >= WARM_UP_NS
 
     def _find_load(self, workload_id: str) -> str:
         """Returns the name of the load of a neighbour; empty if it has none."""
