@@ -507,7 +507,7 @@ def test_a_slice_is_charged_with_the_larger_of_its_compute_and_memory_shares():
     nodes = {"n": NodeRecord(inventory=replace(build_node("n"), gpus=(gpu,)))}
     # 3g.40gb has half of the memory, 1g.20gb a quarter.
     watts = gpu.power_limit_default_w or gpu.power_limit_max_w or 300.0
-    assert count_placed(workload, nodes) == {
+    assert count_placed(Policy(), workload, nodes) == {
         "cpu": 2000,
         "gpu": 750,
         f"gpu/{gpu.model}": 750,

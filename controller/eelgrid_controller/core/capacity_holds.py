@@ -33,7 +33,7 @@ from eelgrid_controller.state.events import CapacityHoldsChanged
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.pending_queue import BarredQueue, HeldQueue
 from eelgrid_controller.state.pending_reasons import PendingConstraint
-from eelgrid_controller.state.queue_usage import count_request
+from eelgrid_controller.state.queue_usage import count_charge
 from eelgrid_protos.messages import Workload, WorkloadKind, WorkloadSpec
 
 _NS = 10**9
@@ -213,7 +213,7 @@ class CapacityHolds:
         if now_ns - workload.submitted_ns >= policy.queue_age_limit_s * _NS:
             return True
         exchange = UseExchange(past, half_life_s=policy.queue_half_life_s, horizon_s=self._limit_s)
-        amounts = count_request(workload.spec)
+        amounts = count_charge(policy, workload.spec)
         tree.add(queue, amounts)
         try:
             for one in tree.list_path(queue):

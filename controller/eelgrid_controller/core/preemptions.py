@@ -73,7 +73,7 @@ from eelgrid_controller.state.events import (
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, is_sliced, make_assignment
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.policy import is_pool_enforced
-from eelgrid_controller.state.queue_usage import QueueCharge, count_request
+from eelgrid_controller.state.queue_usage import QueueCharge, count_charge
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
@@ -459,7 +459,7 @@ class Preemptions:
 
     def _search(self, workload: Workload, queue: str, rules: QueuePreemption, now_ns: int) -> SearchSteps[Plan]:
         spec = workload.spec
-        gainer = PreemptionGainer(queue=queue, priority=spec.priority, amounts=count_request(spec))
+        gainer = PreemptionGainer(queue=queue, priority=spec.priority, amounts=count_charge(self._state.policy, spec))
         permitted = PreemptionRules(self._queues.tree, gainer, rules, self._make_exchange(rules, now_ns))
         candidates, ending = self._list_candidates(gainer, rules, now_ns)
         own = self._state.gangs.find(workload)

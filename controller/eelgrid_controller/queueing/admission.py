@@ -31,13 +31,14 @@ from eelgrid_controller.state.events import (
     WorkloadSubmitted,
 )
 from eelgrid_controller.state.gangs import get_gang_key
+from eelgrid_controller.state.interference import count_held_milli
 from eelgrid_controller.state.node_allocations import NodeRecord, is_sliced, list_rechargeable_workloads
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.queue_usage import (
     QueueCharge,
+    count_charge,
     count_milliwatts,
     count_placed,
-    count_request,
     list_leaf_queues,
     qualify_queue,
     resolve_queue,
@@ -52,6 +53,7 @@ from eelgrid_protos.messages import (
     POWER_RESOURCE,
     Inventory,
     Placement,
+    Policy,
     Queue,
     QueueStatus,
     Workload,
@@ -167,7 +169,7 @@ class QueueIndex:
 
     def _rebuild(self) -> None:
         state = self._state
-        self._queues = state.policy.queues
+        self._queues, self._limits = state.policy.queues, _list_limits(state.policy)
         self.generation += 1
         self.tree = QuotaTree(self._queues)
         self._pending = PendingTree(len(self._queues) + 1)
@@ -190,7 +192,7 @@ class QueueIndex:
     def refresh(self, event: Event, touched: Iterable[str]) -> None:
         """Follows an event that was applied, and has changed these nodes."""
         if isinstance(event, PolicyChanged):
-            if self._state.policy.queues != self._queues:
+            if (self._state.policy.queues, _list_limits(self._state.policy)) != (self._queues, self._limits):
                 self._rebuild()
             return
         if not self._queues:
@@ -373,13 +375,13 @@ class QueueIndex:
             queue = None if workload is None else resolve_queue(self._queues, workload.spec.queue)
             if workload is not None and queue is not None:
                 placed = replace(workload, placements=placements)
-                yield QueueCharge(queue, workload_id, count_placed(placed, self._state.nodes))
+                yield QueueCharge(queue, workload_id, count_placed(self._state.policy, placed, self._state.nodes))
 
     def _admit(self, spec: WorkloadSpec, known_models: Callable[[], Iterable[str]]) -> WorkloadSpec | QueueHold:
         queue = self.find_leaf(spec)
         if queue is None:
             return QueueHold(queue=spec.queue)
-        amounts = count_request(spec)
+        amounts = count_charge(self._state.policy, spec)
         shortage = self.tree.find_shortage(queue, amounts)
         if shortage is not None:
             lasting = self.tree.find_shortage(queue, amounts, when_empty=True)
@@ -444,7 +446,7 @@ class QueueIndex:
             for _, found in self._counted.values():
                 for name, milliwatts in found.items():
                     self._milliwatts[name] = max(milliwatts, self._milliwatts.get(name, 0))
-        gpus, milli = spec.replicas * spec.request.gpu_count, spec.request.gpu_milli
+        gpus, milli = spec.replicas * spec.request.gpu_count, count_held_milli(self._state.policy, spec)
         return {
             MODEL_PREFIX + model: gpus * milli,
             POWER_RESOURCE: gpus * scale_milliwatts(self._milliwatts.get(model, 0), milli),
@@ -564,6 +566,11 @@ def _list_named(event: Event) -> tuple[str, ...]:
         return event.workload_ids
     changes = WorkloadSubmitted | WorkloadQueueChanged | WorkloadHeld | WorkloadReleased
     return (event.workload_id,) if isinstance(event, changes) else ()
+
+
+def _list_limits(policy: Policy) -> tuple[object, ...]:
+    """Returns the settings that decide which shares are charged with whole GPUs."""
+    return policy.interference, policy.shared_slowdown_most
 
 
 def _count_milliwatts(inventory: Inventory) -> Mapping[str, int]:

@@ -110,7 +110,7 @@ from eelgrid_controller.state.node_allocations import (
 from eelgrid_controller.state.nominations import Nominations
 from eelgrid_controller.state.pending_queue import PendingQueue
 from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned, policy_to_plain
-from eelgrid_controller.state.queue_usage import QueueUsageState
+from eelgrid_controller.state.queue_usage import QueueUsageState, count_spent_milli
 from eelgrid_controller.state.runtime_history import RuntimeHistory
 from eelgrid_controller.state.spending import SpendingState
 from eelgrid_controller.state.state_dump import StateDump
@@ -146,7 +146,7 @@ class ClusterState:
         self.market = PriceMarket()
         self.points = MeasuredPoints()
         self.starts = ReplicaStarts()
-        self.spending = SpendingState()
+        self.spending = SpendingState(count_spent_milli)
         self.queue_usage = QueueUsageState()
         self.runtimes = RuntimeHistory()
         self.interruptions = InterruptionHistory()
@@ -752,7 +752,7 @@ class ClusterState:
                 state.doubted.add(record.inventory.node_name)
             state._note_drain(record)
         state._load_workloads(plain, healer)
-        state.spending = SpendingState.load(plain.get("spending", {}), state.policy, state.workloads)
+        state.spending = SpendingState.load(plain.get("spending", {}), state.policy, state.workloads, count_spent_milli)
         past = plain.get("queue_usage", ())
         state.queue_usage = QueueUsageState.load(past, state.policy, state.workloads, state.nodes)
         state.runtimes = RuntimeHistory.load(plain.get("runtimes", {}))

@@ -12,6 +12,9 @@ largest number within all limits is a division.
 
 Whoever states no limit bears everything, but also does not join those whose limit it would exceed.
 
+Work whose limit lets no load join, of those with a measured slowdown and of any other, has its GPU for itself, and is
+charged for all of it (`count_held_milli`): a small share would otherwise be a whole GPU that costs a part of one.
+
 Among GPUs within limits, work that is slowed down holds its share for longer: a slowdown s of a share that draws P watts
 costs s P, of whoever joins and of those that are there; P is that of whoever joins, since shares of a GPU are of one order.
 A pair that nobody measured counts there as taking turns, s = 1.
@@ -22,7 +25,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_protos.messages import ANY_LOAD, Assignment, GpuSharing, Policy, Workload
+from eelgrid_controller.state.policy import cache_by_identity
+from eelgrid_protos.messages import ANY_LOAD, Assignment, GpuSharing, Policy, Workload, WorkloadSpec
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 # The loads on a GPU and how many of each there are, in one order.
@@ -88,6 +92,7 @@ class InterferenceRules:
         self._names = {name for pair in self._slowdowns for name in pair} - {ANY_LOAD}
         self.default_most = policy.shared_slowdown_most
         self._joining: dict[tuple[LoadMix, GpuSharing, int], int] = {}
+        self._closing: dict[GpuSharing, bool] = {}
 
     @property
     def has_pairs(self) -> bool:
@@ -106,6 +111,18 @@ class InterferenceRules:
     def find_limit(self, one: GpuSharing) -> float | None:
         """Returns by how much a load may be slowed down; None for no limit."""
         return self.default_most if one.slowdown_most is None else one.slowdown_most
+
+    def closes_gpu(self, one: GpuSharing) -> bool:
+        """Returns whether a load's limit lets no other load join it on a GPU, measured or not."""
+        found = self._closing.get(one)
+        if found is None:
+            limit = self.find_limit(one)
+            others = (self.find_slowdown(one.load, other) for other in {*self._names, one.load, ""})
+            found = limit is not None and min(others) > limit + NEARLY
+            if len(self._closing) >= _KEPT_MOST:
+                self._closing.clear()
+            self._closing[one] = found
+        return found
 
     def sum_slowdown(self, one: GpuSharing, mix: LoadMix) -> float:
         """Returns by how much a load is slowed down beside a mix of others; infinite if a pair was not measured."""
@@ -192,6 +209,20 @@ class InterferenceRules:
             if not self.are_within_limits(join_mix(mixes.get(uuid, ()), (more or {}).get(uuid, ()))):
                 return uuid
         return ""
+
+
+@cache_by_identity
+def _get_rules(policy: Policy) -> InterferenceRules:
+    return InterferenceRules(policy)
+
+
+def count_held_milli(policy: Policy, spec: WorkloadSpec) -> int:
+    """Returns the thousandths of each of its GPUs that a workload keeps from others: its share, or all if it closes them."""
+    load = spec.shared_load
+    has_limit = load is not None and (policy.shared_slowdown_most is not None or load.slowdown_most is not None)
+    if load is not None and has_limit and _get_rules(policy).closes_gpu(load):
+        return GPU_MILLI_WHOLE
+    return spec.request.gpu_milli
 
 
 def _without(mix: LoadMix, one: GpuSharing) -> LoadMix:

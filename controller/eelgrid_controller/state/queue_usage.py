@@ -1,9 +1,9 @@
 """What queues use: the resources that each running workload is charged with, and the past use of queues and users.
 
-Changed by events only. A workload is charged to the queue that it names if that is declared, else to the queue `default`;
+Changed by events only, and by the policy. A workload is charged to the queue that it names if that is declared, else to the queue `default`;
 without either it is charged to none. A replica on whole GPUs or a share is charged with them in thousandths,
 one in a MIG slice with the larger of the slice's shares of the GPU's compute and memory slices; GPUs count under `gpu`
-and under `gpu/MODEL`. Of power it is charged with the default limits of its GPUs, in milliwatts, of a share its part: what
+and under `gpu/MODEL`. A share whose limit on interference closes its GPU to all others is charged with the whole GPU. Of power it is charged with the default limits of its GPUs, in milliwatts, of a share its part: what
 they may draw whatever limit is set later, so that a charge depends on nothing but the placement, and what is released
 is what was charged. What an engine or the partition planner started counts as everything else, whatever the quota.
 
@@ -22,6 +22,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
+from eelgrid_controller.state.interference import count_held_milli
 from eelgrid_controller.state.mig_layouts import compute_share_milli, find_mig_geometry
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.policy import cache_by_identity
@@ -51,6 +52,8 @@ _UNKNOWN_LIMIT_W = 300.0
 _PRUNED_FROM = 1 << 17
 _NEGLIGIBLE = 1.0
 _USER = SpendingDimension(SpendingScope.USER)
+# The settings of a policy that charges and past use follow from.
+_CHARGED_BY = ("queues", "queue_half_life_s", "interference", "shared_slowdown_most")
 
 # By the order of QUEUE_RESOURCES.
 ResourceVector = tuple[float, ...]
@@ -87,9 +90,18 @@ def resolve_user(workload: Workload) -> str:
 
 
 def count_request(spec: WorkloadSpec) -> dict[str, int]:
+    """Returns what all replicas of a request ask for, GPUs of any model."""
+    return _count_replicas(spec, spec.request.gpu_milli)
+
+
+def count_charge(policy: Policy, spec: WorkloadSpec) -> dict[str, int]:
     """Returns what all replicas of a request are charged with, GPUs of any model."""
+    return _count_replicas(spec, count_held_milli(policy, spec))
+
+
+def _count_replicas(spec: WorkloadSpec, milli: int) -> dict[str, int]:
     request = spec.request
-    amounts = (request.gpu_count * request.gpu_milli, request.cpu_milli, request.memory_bytes)
+    amounts = (request.gpu_count * milli, request.cpu_milli, request.memory_bytes)
     return {
         resource: spec.replicas * amount for resource, amount in zip(QUEUE_RESOURCES, amounts, strict=True) if amount
     }
@@ -118,9 +130,10 @@ def _slice_milli(gpu: Gpu, placement: Placement) -> int:
     return max(compute_share_milli(geometry, profile), memory_milli)
 
 
-def count_placed(workload: Workload, nodes: Mapping[str, NodeRecord]) -> dict[str, int]:
+def count_placed(policy: Policy, workload: Workload, nodes: Mapping[str, NodeRecord]) -> dict[str, int]:
     """Returns what a placed workload is charged with, by resource."""
     request, found = workload.spec.request, dict[str, int]()
+    held_milli = count_held_milli(policy, workload.spec)
 
     def add(resource: str, amount: int) -> None:
         if amount:
@@ -133,12 +146,20 @@ def count_placed(workload: Workload, nodes: Mapping[str, NodeRecord]) -> dict[st
         for uuid in placement.gpu_uuids:
             gpu = None if record is None else record.gpu(uuid)
             is_whole = placement.gpu_instance is None
-            milli = request.gpu_milli if is_whole else GPU_MILLI_WHOLE if gpu is None else _slice_milli(gpu, placement)
+            milli = held_milli if is_whole else GPU_MILLI_WHOLE if gpu is None else _slice_milli(gpu, placement)
             add("gpu", milli)
             if gpu is not None:
                 add(MODEL_PREFIX + gpu.model, milli)
                 add(POWER_RESOURCE, scale_milliwatts(count_milliwatts(gpu), milli))
     return found
+
+
+def count_spent_milli(policy: Policy, workload: Workload) -> int:
+    """Returns the thousandths of GPUs whose time a workload is charged with, or was when it ended."""
+    if workload.phase is WorkloadPhase.PENDING:
+        return 0
+    own = workload.spec.request.gpu_count * count_held_milli(policy, workload.spec)
+    return sum(own if item.gpu_instance is None else item.gpu_instance.gpu_milli for item in workload.placements)
 
 
 class QueueCharge(NamedTuple):
@@ -240,8 +261,8 @@ class QueueUsageState:
         nodes: Mapping[str, NodeRecord],
         now_ns: int,
     ) -> None:
-        """Puts other queues or another half-life in force; work that runs is not charged again."""
-        if (policy.queues, policy.queue_half_life_s) == (before.queues, before.queue_half_life_s):
+        """Puts other queues, another half-life or other limits on interference in force; no first minute is charged again."""
+        if all(getattr(policy, name) == getattr(before, name) for name in _CHARGED_BY):
             return
         names = _names(policy.queues)
         self.history = {
@@ -290,4 +311,4 @@ def _charge_workload(policy: Policy, workload: Workload, nodes: Mapping[str, Nod
     queue = resolve_queue(policy.queues, workload.spec.queue)
     if workload.phase is not WorkloadPhase.PLACED or queue is None:
         return None
-    return QueueCharge(queue, resolve_user(workload), count_placed(workload, nodes))
+    return QueueCharge(queue, resolve_user(workload), count_placed(policy, workload, nodes))

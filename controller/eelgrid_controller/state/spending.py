@@ -17,7 +17,7 @@ hundredth beyond. A raised limit counts from the policy event on; a lowered one 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
@@ -206,13 +206,8 @@ _NS = 10**9
 _SECOND = GPU_MILLI_WHOLE * _NS
 
 
-def held_gpu_milli(workload: Workload) -> int:
-    """Returns the thousandths of GPUs that a workload holds, or held when it ended."""
-    if workload.phase is WorkloadPhase.PENDING:
-        return 0
-    request = workload.spec.request
-    whole = request.gpu_count * request.gpu_milli
-    return sum(whole if item.gpu_instance is None else item.gpu_instance.gpu_milli for item in workload.placements)
+# What a workload is charged with under a policy, or was when it ended, in thousandths of GPUs.
+CountHeld = Callable[[Policy, Workload], int]
 
 
 class PeriodSum(NamedTuple):
@@ -241,9 +236,8 @@ class GpuTime:
         """Creates a sum with nothing held and nothing spent."""
         return cls(period, utc_offset_minutes, period_bounds_at(period, now_ns // _NS, utc_offset_minutes), now_ns)
 
-    def add(self, workload: Workload) -> None:
+    def add(self, workload: Workload, milli: int) -> None:
         """Counts what a workload has held until now, with the replicas that it has, or had at its end."""
-        milli = held_gpu_milli(workload)
         if not milli:
             return
         end_ns = workload.ended_ns or self.at_ns
@@ -326,7 +320,8 @@ def utc_offset_minutes_of(policy: Policy) -> int:
 class SpendingState:
     """The part of the state that tracks spending; changed by events only."""
 
-    def __init__(self) -> None:
+    def __init__(self, count_held: CountHeld) -> None:
+        self._count_held, self._policy = count_held, Policy()
         self.over: tuple[OverspentLimit, ...] = ()
         self._gpu_times: dict[SpendingKey, GpuTime] = {}
         # Who waits: by the value of each dimension.
@@ -378,14 +373,14 @@ class SpendingState:
             for (dimension, name, *_), gpu_time in self._gpu_times.items():
                 if workload is not None and is_placed and subject_name(workload.spec, dimension) == name:
                     gpu_time.advance(now_ns)
-                    gpu_time.set_held(workload_id, held_gpu_milli(workload))
+                    gpu_time.set_held(workload_id, self._count_held(self._policy, workload))
                 elif workload_id in gpu_time.held:
                     gpu_time.advance(now_ns)
                     gpu_time.set_held(workload_id, 0)
 
     def set_limits(self, policy: Policy, workloads: Mapping[str, Workload], now_ns: int) -> None:
-        """Puts other limits or another UTC offset in force."""
-        offset = utc_offset_minutes_of(policy)
+        """Puts other limits, another UTC offset or other limits on interference in force."""
+        self._policy, offset = policy, utc_offset_minutes_of(policy)
         limits = {spending_key(one): one for one in policy.spending}
         before, self._gpu_times = self._gpu_times, {}
         for key in limits:
@@ -393,7 +388,14 @@ class SpendingState:
                 continue
             known = before.get(key)
             is_so = known is not None and known.utc_offset_minutes == offset
-            self._gpu_times[key] = known if known is not None and is_so else _since(key, offset, workloads, now_ns)
+            self._gpu_times[key] = known if known is not None and is_so else self._since(key, offset, workloads, now_ns)
+        for gpu_time in self._gpu_times.values():
+            for workload_id, milli in [*gpu_time.held.items()]:
+                # Other limits on interference may close GPUs to others, or open them.
+                charged = self._count_held(policy, workloads[workload_id])
+                if charged != milli:
+                    gpu_time.advance(now_ns)
+                    gpu_time.set_held(workload_id, charged)
         self.set_overspent(
             tuple(
                 replace(one, limit=limits[spending_key(one.limit)])
@@ -401,6 +403,16 @@ class SpendingState:
                 if spending_key(one.limit) in limits and one.spent >= limits[spending_key(one.limit)].most
             )
         )
+
+    def _since(
+        self, key: SpendingKey, utc_offset_minutes: int, workloads: Mapping[str, Workload], now_ns: int
+    ) -> GpuTime:
+        """Returns the GPU time of the period under way, as far as its workloads are still known."""
+        made = GpuTime.start_period(key.period, utc_offset_minutes, now_ns)
+        for workload in workloads.values():
+            if subject_name(workload.spec, key.dimension) == key.name:
+                made.add(workload, self._count_held(self._policy, workload))
+        return made
 
     def copy(self) -> Self:
         """Returns an independent copy."""
@@ -416,9 +428,12 @@ class SpendingState:
         }
 
     @classmethod
-    def load(cls, plain: Mapping[str, Any], policy: Policy, workloads: Mapping[str, Workload]) -> Self:
+    def load(
+        cls, plain: Mapping[str, Any], policy: Policy, workloads: Mapping[str, Workload], count_held: CountHeld
+    ) -> Self:
         """Loads this part from a checkpoint."""
-        found = cls()
+        found = cls(count_held)
+        found._policy = policy
         keys = [spending_key(one) for one in policy.spending if one.quantity is SpendingQuantity.GPU_TIME]
         for key, row in zip(keys, plain.get("gpu_times", ()), strict=True):
             found._gpu_times[key] = GpuTime.load(key.period, row)
@@ -426,18 +441,9 @@ class SpendingState:
             if workload.phase is WorkloadPhase.PLACED:
                 for (dimension, name, *_), gpu_time in found._gpu_times.items():
                     if subject_name(workload.spec, dimension) == name:
-                        gpu_time.set_held(workload.workload_id, held_gpu_milli(workload))
+                        gpu_time.set_held(workload.workload_id, count_held(policy, workload))
         found.set_overspent(tuple(from_plain(OverspentLimit, row, trusted=True) for row in plain.get("over", ())))
         return found
-
-
-def _since(key: SpendingKey, utc_offset_minutes: int, workloads: Mapping[str, Workload], now_ns: int) -> GpuTime:
-    """The GPU time of the period under way, as far as its workloads are still known."""
-    made = GpuTime.start_period(key.period, utc_offset_minutes, now_ns)
-    for workload in workloads.values():
-        if subject_name(workload.spec, key.dimension) == key.name:
-            made.add(workload)
-    return made
 
 
 # Of the limit: what is spent beyond is told anew in such steps.
