@@ -210,6 +210,9 @@ class WorkloadPlacer:
         decision = self._decide(ground, planner, spec, workload_id, closed)
         if decision.lack is None or not is_start or not may_start_limited(spec):
             return decision
+        request = spec.request
+        if not self.allowance.may_never_hold_default(spec.replicas * request.gpu_count, request.gpu_models):
+            return decision
         limited = self._decide(ground._replace(may_limit=True), planner, spec, workload_id, closed)
         if not limited.placements:
             return decision
@@ -548,12 +551,10 @@ class WorkloadPlacer:
         """Searches again with the nodes below exhausted budgets closed; returns a pending decision if nothing fits."""
         request, first, snapshot = spec.request, lacks[0], ground.snapshot
         is_whole = request.gpu_milli == GPU_MILLI_WHOLE
-        is_at_default = is_whole and not ground.may_limit
-        closed = (
-            self.allowance.list_exhausted_budgets(request.gpu_count, request.gpu_models)
-            if is_at_default
-            else set[str]()
-        )
+        closed = set[str]()
+        if is_whole:
+            count, models = request.gpu_count, request.gpu_models
+            closed = self.allowance.list_exhausted_budgets(count, models, at_lowest=ground.may_limit)
         room = _room(spec.replicas, lacks)
         policy = self._state.policy
         count = 0

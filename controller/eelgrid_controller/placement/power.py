@@ -268,6 +268,14 @@ class GpuDraws:
         return min(self.default_mw(gpu), math.ceil(min(limit_w, _UNLIMITED_W) * _MILLI))
 
 
+class _ModelRises(NamedTuple):
+    """How much more GPUs of a model draw once they are allocated, in watts: the least, the most, the least at the lowest limit."""
+
+    least_w: float
+    most_w: float
+    lowest_w: float
+
+
 class PowerAdmission:
     """Tracks the allowed draw below each budget; updated node by node by the owner of the state, idle without budgets."""
 
@@ -287,8 +295,7 @@ class PowerAdmission:
         self._limited: dict[str, frozenset[tuple[str, int, tuple[str, ...]]]] = {}
         # Workloads and replicas that came to other GPUs since limits were read back, which is every few seconds.
         self._unset: set[tuple[str, int]] = set()
-        # By model: the least additional draw of a GPU once it is allocated, in watts.
-        self._least_w: dict[str, float] = {}
+        self._rises: dict[str, _ModelRises] = {}  # by model
         self.refresh(())
 
     @property
@@ -307,7 +314,7 @@ class PowerAdmission:
             if is_other:
                 self._places = BudgetHierarchy(policy)
                 self._drawn, self._idle = (dict.fromkeys(self._places.limits_w, 0) for _ in range(2))
-                self._shares, self._limited, self._least_w = {}, {}, {}
+                self._shares, self._limited, self._rises = {}, {}, {}
                 names = self._state.nodes
         if self.has_budgets:
             for name in names:
@@ -395,10 +402,10 @@ class PowerAdmission:
             return StartLimit(None, blocking or list(lacks))
         trial = PowerTrial(self)
         trial.alter(altered.values())
-        blocking = list(lacks)
-        for limit_w in list_limit_choices(known)[1:]:
+
+        def list_exceeded(limit_w: float) -> list[ExceededBudget]:
             draw_mw = partial(self._boards.allocated_mw, limit_w=limit_w)
-            blocking = [
+            return [
                 lack
                 for lack in lacks
                 if self.find_excess(
@@ -407,9 +414,13 @@ class PowerAdmission:
                     altered_mw=trial.more_mw.get(lack.budget, 0),
                 )
             ]
-            if not blocking:
-                return StartLimit(limit_w, blocking)
-        return StartLimit(None, blocking)
+
+        *higher, lowest_w = list_limit_choices(known)
+        blocking = list_exceeded(lowest_w)
+        if blocking:
+            return StartLimit(None, blocking)
+        fitting = (limit_w for limit_w in higher[1:] if not list_exceeded(limit_w))
+        return StartLimit(next(fitting, lowest_w), blocking)
 
     def _list_coming(self, placements: Sequence[Placement], altered: Mapping[str, NodeRecord]) -> Iterator[_Coming]:
         """Yields the nodes of placements with the GPUs that they take there."""
@@ -498,10 +509,19 @@ class PowerAdmission:
             catalogue=self._catalogue,
         )
 
-    def list_exhausted_budgets(self, gpu_count: int, models: Sequence[str]) -> set[str]:
-        """Returns budgets that leave too little for `gpu_count` more idle GPUs of any of these models to be allocated."""
-        known = [watts for model, watts in self._least_w.items() if not models or model in models]
-        least_w = gpu_count * min(known, default=0.0)
+    def may_never_hold_default(self, gpu_count: int, models: Sequence[str]) -> bool:
+        """Returns whether some budget could be too small for so many GPUs of these models at default limits, whatever ends."""
+        known = [rises.most_w for model, rises in self._rises.items() if not models or model in models]
+        most_mw = math.ceil(gpu_count * max(known, default=0.0) * _MILLI)
+        return any(self._idle[key] + most_mw > limit_w * _MILLI for key, limit_w in self._places.limits_w.items())
+
+    def list_exhausted_budgets(self, gpu_count: int, models: Sequence[str], *, at_lowest: bool = False) -> set[str]:
+        """Returns budgets that leave too little for `gpu_count` more idle GPUs of any of these models to be allocated.
+
+        At their default limits, or at the lowest that can be set.
+        """
+        rises = [rises for model, rises in self._rises.items() if not models or model in models]
+        least_w = gpu_count * min((one.lowest_w if at_lowest else one.least_w for one in rises), default=0.0)
         short = {key for key in self._places.limits_w if self.left_w(key) < least_w - 0.5 / _MILLI}
         return {key for key in short if not self._may_fit_below_default(key, gpu_count, models)}
 
@@ -535,8 +555,12 @@ class PowerAdmission:
         self._find_new_places(record)
         self._remove_node(name)
         for gpu in record.inventory.gpus:
-            more_w = self._boards.rise_mw(gpu) / _MILLI
-            self._least_w[gpu.model] = min(more_w, self._least_w.get(gpu.model, more_w))
+            rise_w, idle_mw = self._boards.rise_mw(gpu) / _MILLI, self._boards.idle_mw(gpu)
+            lowest_w = max(0, self._boards.lowest_mw(gpu) - idle_mw) / _MILLI
+            known = self._rises.get(gpu.model, _ModelRises(rise_w, rise_w, lowest_w))
+            self._rises[gpu.model] = _ModelRises(
+                min(rise_w, known.least_w), max(rise_w, known.most_w), min(lowest_w, known.lowest_w)
+            )
         share = self._shares[name] = PowerShare(
             self._places.budgets_above(record.inventory),
             self.sum_draw_mw(record, _NO_REPLICAS),
