@@ -156,6 +156,30 @@ def test_a_gang_over_two_nodes_gets_one_limit_for_the_budget_of_the_cluster():
     assert {place.node_name for place in found.placements} == {"a", "b"}
 
 
+def test_a_gang_whose_gpus_have_no_limit_in_common_waits():
+    small = make_node("b")
+    told = {"power_limit_min_w": 60.0, "power_limit_default_w": 70.0, "power_limit_max_w": 70.0}
+    small = replace(small, gpus=tuple(replace(gpu, **told) for gpu in small.gpus))
+    core = make_core(bound_rack(1000.0), nodes=[make_node("a"), small])
+    assert submit(core, "gang", replicas=2).phase is WorkloadPhase.PENDING
+
+
+def test_the_limits_of_a_former_run_do_not_count():
+    core = make_core(bound_rack(900.0), nodes=[make_node("a")])
+    submit(core, "job")
+    core.record_attempts("a", (build_status(AttemptState.RUNNING),), now_ns=4)
+    # Lowered, and not read back when the run ends.
+    core.set_limit("job", 150.0, now_ns=5)
+    core.requeue("job", now_ns=6)
+    core.record_attempts("a", (build_status(AttemptState.ENDED, ended_ns=7, signal=15),), now_ns=7)
+    assert (core.workload("job").attempt, core.workload("job").power_limit_w) == (2, 225.0)
+    assert core._chooser.allowance.left_w("rack/r1") == 0.0
+
+
+def build_status(state: AttemptState, **fields) -> AttemptStatus:
+    return AttemptStatus(workload_id="job", attempt=1, replica=0, state=state, started_ns=3, **fields)
+
+
 def test_the_next_attempt_starts_with_the_limit_of_then():
     core = make_core(bound_rack(900.0), nodes=[make_node("a")])
     assert submit(core, "job").power_limit_w == 225.0

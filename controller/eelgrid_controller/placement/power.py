@@ -39,6 +39,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eelgrid_controller.state.attempts import awaits_limit
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.policy import (
@@ -391,14 +392,16 @@ class PowerAdmission:
         """Finds the highest power limit at which the placements exceed none of the budgets that they lack.
 
         In the way is a budget that could hold their default limits once other work has ended, or does not hold even the
-        lowest ones now; and each, if an agent there does not set limits before it starts processes.
+        lowest ones now; and each, if an agent there does not set limits before it starts processes, or the GPUs have no
+        limit in common.
         """
         comings = list(self._list_coming(placements, altered))
         boards = [find_power_limit_range(gpu, self._catalogue) for coming in comings for gpu in coming.gpus]
         known = [board for board in boards if board is not None]
         sets_all = all(self._limits_before_starts(coming, enforced) for coming in comings)
         blocking = [lack for lack in lacks if self._may_hold_default(comings, lack)]
-        if not known or len(known) < len(boards) or not sets_all or blocking:
+        has_range = bool(known) and max(one.least_w for one in known) <= min(one.default_w for one in known)
+        if not has_range or len(known) < len(boards) or not sets_all or blocking:
             return StartLimit(None, blocking or list(lacks))
         trial = PowerTrial(self)
         trial.alter(altered.values())
@@ -574,16 +577,20 @@ class PowerAdmission:
     def _find_new_places(self, record: NodeRecord) -> None:
         """Notes the replicas with a limit that have other GPUs than before: its default holds until it is read back.
 
-        Not those whose processes start only then.
+        Not of those whose processes start only then, whatever limits were in force in their run before.
         """
         name, workloads = record.inventory.node_name, self._state.workloads
         limited = frozenset(
             (item.workload_id, item.replica, item.gpu_uuids)
             for item in record.assignments.values()
-            if (one := workloads[item.workload_id]).power_limit_w is not None and not one.limit_before_start
+            if workloads[item.workload_id].power_limit_w is not None
         )
         # What a node holds when it is first looked at has had its limits before.
-        self._unset.update((key, replica) for key, replica, _ in limited - self._limited.get(name, limited))
+        for key, replica, _ in limited - self._limited.get(name, limited):
+            if awaits_limit(workloads[key]):
+                self._still_w.pop(key, None)
+            elif not workloads[key].limit_before_start:
+                self._unset.add((key, replica))
         self._limited[name] = limited
 
     def _draws(
