@@ -16,6 +16,8 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadMoved, WorkloadPlaced, WorkloadScaled
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
+    AttemptState,
+    AttemptStatus,
     BudgetScope,
     EnforcementMode,
     Mobility,
@@ -118,6 +120,7 @@ steps = st.lists(
     st.one_of(
         submissions,
         st.tuples(st.just("cancel"), st.integers(0, 30)),
+        st.tuples(st.just("end"), st.integers(0, 30), st.booleans()),
         st.tuples(st.just("limit"), st.integers(0, 30), st.sampled_from([150.0, 200.0, 300.0])),
         st.tuples(st.just("told"), st.booleans()),
         st.tuples(st.just("moves")),
@@ -253,6 +256,8 @@ def _done(core: Core, step, read_w: dict[str, float], now_ns: int):
             return core.submit(build_request(gpus=gpus, replicas=count, **fixed), now_ns=now_ns).events
         case ("cancel", number) if live:
             return core.cancel(live[number % len(live)], now_ns=now_ns).events
+        case ("end", number, is_requeued) if live:
+            return _end_attempt(core, live[number % len(live)], read_w, now_ns, is_requeued=is_requeued)
         case ("limit", number, limit_w) if live:
             found = core.workload(live[number % len(live)])
             if found.phase is WorkloadPhase.PLACED and found.spec.request.gpu_milli == 1000:
@@ -280,6 +285,31 @@ def _done(core: Core, step, read_w: dict[str, float], now_ns: int):
         case ("budgets", budgets):
             return core.update_policy(replace(core.state.policy, budgets=tuple(budgets)), now_ns=now_ns).events
     return ()
+
+
+def _end_attempt(core: Core, key: str, read_w: dict[str, float], now_ns: int, *, is_requeued: bool):
+    """All processes of a job end, on request so that it waits again; whatever its limit was counts no longer."""
+    found = core.workload(key)
+    if found.phase is not WorkloadPhase.PLACED or found.spec.process is None:
+        return ()
+    made = core.requeue(key, now_ns=now_ns).events if is_requeued and not found.stopping_ns else ()
+    read_w.pop(key, None)
+    for name in dict.fromkeys(place.node_name for place in found.placements):
+        ended = [
+            AttemptStatus(
+                workload_id=key,
+                attempt=found.attempt,
+                replica=place.replica,
+                state=AttemptState.ENDED,
+                started_ns=1,
+                ended_ns=now_ns,
+                exit_code=0,
+            )
+            for place in found.placements
+            if place.node_name == name
+        ]
+        made = (*made, *core.record_attempts(name, ended, now_ns=now_ns).events)
+    return made
 
 
 def _nothing_waits_idly(core: Core, read_w: dict[str, float]) -> None:

@@ -176,6 +176,18 @@ def test_the_limits_of_a_former_run_do_not_count():
     assert core._chooser.allowance.left_w("rack/r1") == 0.0
 
 
+def test_limits_that_were_not_read_back_in_a_former_run_at_default_limits_do_not_count():
+    core = make_core(bound_rack(1300.0), nodes=[make_node("a")])
+    assert submit(core, "job").power_limit_w is None
+    core.record_attempts("a", (build_status(AttemptState.RUNNING),), now_ns=4)
+    core.set_limit("job", 150.0, now_ns=5)
+    core.update_policy(replace(core.state.policy, budgets=(bound_rack(900.0),)), now_ns=6)
+    core.requeue("job", now_ns=7)
+    core.record_attempts("a", (build_status(AttemptState.ENDED, ended_ns=8, signal=15),), now_ns=8)
+    assert core.workload("job").power_limit_w == 225.0
+    assert core._chooser.allowance.left_w("rack/r1") == 0.0
+
+
 def build_status(state: AttemptState, **fields) -> AttemptStatus:
     return AttemptStatus(workload_id="job", attempt=1, replica=0, state=state, started_ns=3, **fields)
 

@@ -13,13 +13,21 @@ from eelgrid_controller.state.journal import Checkpoint, JournalEntry, JournalHi
 from eelgrid_controller.whatif.decision_record import record_decision, replay_decision
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
+    AttemptState,
+    AttemptStatus,
     BudgetScope,
     EnforcementMode,
     LatencyMetric,
     LatencyObjective,
+    Mobility,
     Policy,
     PoolMode,
     PowerBudget,
+    PreemptionWithin,
+    ProcessSpec,
+    Queue,
+    QueuePreemption,
+    QueueQuota,
     ServicePromise,
     WorkloadKind,
     WorkloadPhase,
@@ -297,3 +305,28 @@ def test_without_budgets_nothing_is_counted():
     core = build_core(v100s("a"), state=ClusterState(policy=Policy()))
     core.submit(build_request(gpus=2, key="w"), now_ns=3)
     assert phase(core, "w") is WorkloadPhase.PLACED
+
+
+def test_work_for_which_others_make_room_does_not_start_above_a_budget_that_was_cut_meanwhile():
+    within = QueuePreemption(within=PreemptionWithin.LOWER_PRIORITY)
+    quotas = (QueueQuota(resource="gpu", nominal=8000),)
+    node = replace(v100s("a"), runs_processes=True, agent_version="1")
+    core = build_core(node)
+    queues = (Queue(name="q", quotas=quotas, preemption=within),)
+    core.update_policy(replace(core.state.policy, queues=queues, budgets=(budget(700.0),)), now_ns=2)
+    process = ProcessSpec(argv=("train",), working_directory="/")
+    fixed = {"process": process, "mobility": Mobility.FIXED, "queue": "q"}
+    core.submit(build_request("low", gpus=1, priority=0, **fixed), now_ns=3)
+    core.submit(build_request("high", gpus=2, priority=9, **fixed), now_ns=4)
+    assert [one.workload_id for one in core.state.nominations] == ["high"]
+    # Two GPUs would draw 600 W.
+    core.update_policy(replace(core.state.policy, budgets=(budget(400.0),)), now_ns=5)
+    ended = AttemptStatus(
+        workload_id="low", attempt=1, replica=0, state=AttemptState.ENDED, started_ns=3, ended_ns=6, exit_code=0
+    )
+    core.record_attempts("a", (ended,), now_ns=6)
+    assert phase(core, "high") is WorkloadPhase.PENDING
+    core.update_policy(replace(core.state.policy, budgets=(budget(700.0),)), now_ns=7)
+    while core.has_backlog:
+        core.retry(now_ns=7)
+    assert phase(core, "high") is WorkloadPhase.PLACED

@@ -705,7 +705,7 @@ class Preemptions:
         return PreemptionStep((*evicted.events, placed), evicted.nodes | nodes)
 
     def _still_fits(self, nomination: PreemptionStarted, victims: Sequence[str]) -> bool:
-        """Tries the nominated place on copies of its nodes without the victims, and its quota."""
+        """Tries the nominated place on copies of its nodes without the victims, its quota, and the watts of budgets."""
         workload = self._state.workloads[nomination.workload_id]
         if self._state.gangs.find_bound(workload, self._state.workloads) is not None:
             # Meanwhile all other parts of its gang wait, with which it starts.
@@ -716,6 +716,9 @@ class Preemptions:
             return False
         names = dict.fromkeys(place.node_name for place in nomination.placements)
         records = {name: self._state.nodes[name].copy_without(victims) for name in names}
+        allowance = self._placer.allowance
+        if allowance.has_budgets and allowance.list_exceeded_budgets(nomination.placements, records):
+            return False
         coming: dict[str, list[Assignment]] = {}
         try:
             for place in nomination.placements:

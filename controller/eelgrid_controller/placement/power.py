@@ -589,6 +589,7 @@ class PowerAdmission:
         for key, replica, _ in limited - self._limited.get(name, limited):
             if awaits_limit(workloads[key]):
                 self._still_w.pop(key, None)
+                self._unset.discard((key, replica))
             elif not workloads[key].limit_before_start:
                 self._unset.add((key, replica))
         self._limited[name] = limited
