@@ -1,5 +1,7 @@
 """Power settings on a device: each rule of the guard, carried out on the fake and on the simulated node."""
 
+from dataclasses import replace
+
 import pytest
 from bench.fault_world import Crash, CrashPoints
 from tests.fakes.power_device import FakeMachine, FakePart
@@ -8,7 +10,7 @@ from tests.power_rig import Rig, fake, plan_of, setting, settled, simulated
 from eelgrid_agent.devices.port import PowerSettings
 from eelgrid_agent.enforce.guard.events import WriteCause, WriteJournal
 from eelgrid_protos.codec import decode_message, encode_message
-from eelgrid_protos.messages import ApplyStatus, NodeEventKind, PlanApplied
+from eelgrid_protos.messages import ApplyStatus, Assignment, NodeEventKind, PlanApplied
 
 APPLIED, REFUSED = ApplyStatus.APPLIED, ApplyStatus.REFUSED
 UNDER_WAY = ApplyStatus.UNSPECIFIED
@@ -35,6 +37,25 @@ def test_a_setting_is_applied_when_it_was_read_back_and_put_back_when_the_lease_
     assert rig.journal.records == ()
     assert rig.status(one) == (REFUSED, "lease")
     assert rig.kinds() == [NodeEventKind.LEASE_EXPIRED, NodeEventKind.SETTING_RESTORED]
+
+
+def test_the_limit_of_a_job_that_started_at_it_stays_when_the_lease_is_over(rig):
+    """Nobody else keeps the budget of its rack; the agent has the lower limits, and the controller may be away."""
+    one, other, *_ = rig.machine.uuids
+    plan = plan_of(setting(one, 350.0, sm_clock_min_mhz=600, sm_clock_max_mhz=1400), setting(other, 350.0))
+    job = Assignment(workload_id="w", replica=0, gpu_uuids=(one,), gpu_milli=1000, limit_before_start=True)
+    rig.offer(replace(plan, assignments=(job,)))
+    rig.cycle(8)
+    rig.cycle(60)
+    assert (rig.limit_w(one), rig.limit_w(other)) == (350.0, 700.0)
+    assert rig.machine.shown(one)[1] == rig.found[one][1]
+    assert (rig.status(one), rig.status(other)) == ((APPLIED, ""), (REFUSED, "lease"))
+    (expired,) = [event for event in rig.events if event.kind is NodeEventKind.LEASE_EXPIRED]
+    assert "1 settings dropped, power limits of 1 GPUs kept for a budget" in expired.detail
+    # The next plan decides.
+    rig.offer(plan_of(epoch=2))
+    rig.cycle(20)
+    assert rig.machine.shown(one) == rig.found[one]
 
 
 def test_nothing_is_written_before_the_journal_holds_what_was_there(rig):

@@ -2,7 +2,7 @@
 
 Epochs rise: a lower one is refused, an equal one with equal content is answered as before. Each item is validated
 alone. The lease is renewed by any message of the controller; when it expires, settings are restored while running
-work continues. A gang (devices that share a workload) gets its lowest limit, since the slowest member sets the pace.
+work continues, but for limits without which that work would exceed a power budget (`Assignment.limit_before_start`). A gang (devices that share a workload) gets its lowest limit, since the slowest member sets the pace.
 A change below the hysteresis is ignored for the whole gang. A setting is applied once it was read back.
 
 Jobs of another engine on this node (Slurm's) ask something of the devices that they hold, which stands until they end, whatever
@@ -105,6 +105,16 @@ def merge_gang_settings(
             profile = next(iter(profiles)) if len(profiles) == 1 else None
             wishes[member] = DesiredSettings(limit_w=limit_w, clocks=lock, profile=profile)
     return wishes
+
+
+def find_kept_limits(plan: NodePlan, wishes: Mapping[str, DesiredSettings]) -> dict[str, DesiredSettings]:
+    """Returns what stays when the lease of a plan runs out: limits without which its work would exceed a power budget."""
+    limited = {uuid for one in plan.assignments if one.limit_before_start for uuid in one.gpu_uuids}
+    return {
+        uuid: DesiredSettings(limit_w=wish.limit_w)
+        for uuid, wish in wishes.items()
+        if uuid in limited and wish.limit_w is not None
+    }
 
 
 class PlannedJobs(NamedTuple):
@@ -305,6 +315,8 @@ class Guard:
         self._laid: dict[str, GpuLayout] = {}
         # What the plan wants by itself, and what the jobs of another engine ask of the devices that they hold.
         self._plan_wishes: Mapping[str, DesiredSettings] = {}
+        # What stays of them once the lease has run out.
+        self._kept_wishes: Mapping[str, DesiredSettings] = {}
         self._gangs: Mapping[str, tuple[str, ...]] = {}
         self._planned = NO_PLANNED_JOBS
         self._holds: Mapping[str, JobHold] = {}
@@ -439,17 +451,19 @@ class Guard:
         if self._lease_ends_ns is None or now_ns < self._lease_ends_ns:
             return None
         assert self.plan is not None
-        dropped, self._settings = len(self._settings), ()
+        self._plan_wishes = self._kept_wishes = find_kept_limits(self.plan, self._plan_wishes)
+        dropped, self._settings = sum(one.gpu_uuid not in self._kept_wishes for one in self._settings), ()
         self._lease_ends_ns = None
+        kept = f", power limits of {len(self._kept_wishes)} GPUs kept for a budget" if self._kept_wishes else ""
         detail = (
             f"no message from the controller for {self.plan.lease_s:g} s: plan {self.plan.epoch} expired "
-            f"({dropped} settings dropped); running work continues"
+            f"({dropped} settings dropped{kept}); running work continues"
         )
         self.expiry = NodeEvent(kind=NodeEventKind.LEASE_EXPIRED, time_ns=max(wall_ns, 0), detail=detail)
         self._layouts_due = {}
-        self._plan_wishes, self._planned = {}, NO_PLANNED_JOBS
+        self._planned = NO_PLANNED_JOBS
         self._step(PlanExpired())
-        if self._holds:
+        if self._holds or self._kept_wishes:
             self._update_wishes(self._state.plan_budget_w, is_enforced=self._state.is_enforced)
         return self.expiry
 
@@ -606,7 +620,7 @@ class Guard:
 
     def _adopt_plan(self, plan: NodePlan, judged: ValidatedPlan, parent_of: dict[str, str]) -> None:
         self._gangs = gangs = find_gangs(judged.assignments, parent_of)
-        before = self._plan_wishes
+        before, self._kept_wishes = self._plan_wishes, {}
         self._plan_wishes = merge_gang_settings(judged.settings, gangs, before, self._limits) if plan.enforce else {}
         self._planned = find_planned_jobs(judged.assignments, self._plan_wishes, parent_of)
         self._enforced = tuple(self._plan_wishes)
@@ -622,12 +636,16 @@ class Guard:
         owned = {
             uuid: self._holds[uuid] for uuid in self._enforced if uuid in self._holds and self._holds[uuid].owns_clocks
         }
-        told = report_enforced_settings(
-            self._state,
-            set(self._enforced) - owned.keys(),
-            now_ns=self._now_ns,
-            is_expired=self.expired,
-            limits=self._limits,
+        kept = self._kept_wishes.keys()
+        told = tuple(
+            result
+            for uuids, is_expired in (
+                (set(self._enforced) - owned.keys() - kept, self.expired),
+                (kept - owned.keys(), False),
+            )
+            for result in report_enforced_settings(
+                self._state, uuids, now_ns=self._now_ns, is_expired=is_expired, limits=self._limits
+            )
         )
         told += tuple(_left_alone(uuid, hold) for uuid, hold in sorted(owned.items()))
         under_way = tuple(
