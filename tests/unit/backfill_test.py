@@ -15,7 +15,10 @@ from eelgrid_controller.state.events import WorkloadPromised, event_to_plain
 from eelgrid_protos.catalogue import load_catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
+    AttemptState,
+    AttemptStatus,
     BackfillMode,
+    JobSchedule,
     MeasuredPoint,
     Mobility,
     Policy,
@@ -395,3 +398,23 @@ def test_only_changes_of_a_promise_are_events():
     core = build_blocked()
     for now_s in range(2, 20):
         assert drop_quotes(core.retry_waiting(now_ns=now_s * S).events) == []
+
+
+def test_work_that_starts_in_the_round_of_its_own_submission_is_asked_nothing_more():
+    """It would delay a promised start of lower priority; a job that is ready again brings the round that starts it."""
+    core = build_core(build_node("a", gpus=4, runs_processes=True))
+    submit = core.submit
+    runs = {"process": ProcessSpec(argv=("true",), working_directory="/"), "mobility": Mobility.FIXED}
+    retried = JobSchedule(retries_most=3)
+    submit(build_request("running", gpus=2, expected_runtime_s=1000.0), now_ns=S)
+    submit(build_request("retried", gpus=1, schedule=retried, **runs), now_ns=S)
+    failed = AttemptStatus(
+        workload_id="retried", attempt=1, replica=0, state=AttemptState.ENDED, started_ns=S, ended_ns=2 * S, exit_code=1
+    )
+    core.record_attempts("a", (failed,), now_ns=2 * S)
+    submit(build_request("large", gpus=4, expected_runtime_s=10.0), now_ns=3 * S)
+    assert core.workload("large").promise is not None
+    urgent = build_request("urgent", gpus=1, priority=9, expected_runtime_s=5000.0)
+    step = submit(urgent, now_ns=1000 * S)
+    assert step.result == core.workload("urgent")
+    assert step.result.phase is WorkloadPhase.PLACED

@@ -249,3 +249,59 @@ def test_who_waits_for_watts_that_limits_would_leave_is_told_to_enforce_its_pool
     assert "eelctl policy set --pool-mode default=enforce" in remedy
     core.update_policy(replace(core.state.policy, pools=ENFORCED), now_ns=4)
     assert core.workload("job").power_limit_w == 225.0
+
+
+def bound_cluster(limit_w: float) -> PowerBudget:
+    return PowerBudget(scope=BudgetScope.CLUSTER, limit_w=limit_w)
+
+
+@pytest.mark.parametrize(("cluster_w", "starts_at_w"), [(2100.0, 225.0), (2099.0, None)])
+def test_of_a_budget_that_others_use_it_needs_only_what_it_draws_at_the_limit_of_its_rack(cluster_w, starts_at_w):
+    """Its rack holds 225 W for each GPU at the most; the cluster leaves as much, and never what it would not draw."""
+    core = make_core(bound_rack(900.0), bound_cluster(cluster_w), nodes=[make_node("a"), make_node("b", "r2")])
+    assert submit(core, "other").placements[0].node_name == "b"
+    assert submit(core, "job", now_ns=4).power_limit_w == starts_at_w
+    # Once the other has ended it starts anyway.
+    core.cancel("other", now_ns=5)
+    report_end(core, "other", now_ns=6)
+    assert core.workload("job").phase is WorkloadPhase.PLACED
+
+
+def test_it_goes_to_nodes_whose_agents_set_limits_first_where_the_cluster_has_others():
+    others = [make_node(name, f"r{name}", limits_before_starts=False) for name in "abc"]
+    core = make_core(bound_cluster(1200.0), nodes=[*others, make_node("z")])
+    found = submit(core, "job")
+    assert (found.placements[0].node_name, found.power_limit_w) == ("z", 200.0)
+
+
+def test_many_racks_that_hold_it_later_are_not_in_the_way_of_one_that_never_does():
+    racks = [f"r{number:02}" for number in range(20)]
+    nodes = [make_node(f"{kind}-{rack}", rack) for rack in racks for kind in ("a", "b")]
+    small = make_node("z", "small")
+    budgets = (*(bound_rack(1500.0, rack) for rack in racks), bound_rack(900.0, "small"))
+    core = make_core(*budgets, nodes=nodes)
+    for number in range(20):
+        assert submit(core, f"w{number}").power_limit_w is None
+    core.register_node(small, now_ns=4)
+    found = submit(core, "job", now_ns=5)
+    assert (found.placements[0].node_name, found.power_limit_w) == ("z", 225.0)
+
+
+def test_more_replicas_than_a_budget_ever_holds_are_tried_behind_fewer_that_it_holds_later():
+    """With 250 W left one waits for 270 W more, and two start with 240 W at their lowest limits."""
+    core = make_core(bound_rack(600.0), nodes=[make_node(name, gpus=2) for name in "abc"])
+    assert submit(core, "first", gpus=1).power_limit_w is None
+    assert submit(core, "one", gpus=1, now_ns=4).phase is WorkloadPhase.PENDING
+    assert submit(core, "two", gpus=1, replicas=2, now_ns=5).phase is WorkloadPhase.PENDING
+    core.update_policy(replace(core.state.policy, budgets=(bound_rack(700.0),)), now_ns=6)
+    while core.has_backlog:
+        core.retry(now_ns=7)
+    assert core.workload("one").phase is WorkloadPhase.PENDING
+    assert core.workload("two").power_limit_w == 150.0
+
+
+def test_gpus_of_two_models_may_have_the_default_limit_of_the_lesser():
+    plain = make_node("a")
+    gpus = tuple(replace(gpu, power_limit_default_w=250.0) if gpu.index < 2 else gpu for gpu in plain.gpus)
+    core = make_core(bound_rack(1050.0), nodes=[replace(plain, gpus=gpus)])
+    assert submit(core, "job").power_limit_w == 250.0

@@ -166,6 +166,8 @@ class GpuReadiness:
             one.held_since_ns = (one.held_since_ns or now_ns) if is_held else 0
             if is_held or not all(uuid in uses for uuid in uuids):
                 one.memory_since_ns = 0
+                # While another holds a GPU, no limit is what keeps the attempt.
+                one.limit_since_ns = 0 if is_held else one.limit_since_ns
                 continue
             one.above_limit = [uuid for uuid in uuids if self._is_above_limit(uuid, uses[uuid])]
             one.limit_since_ns = (one.limit_since_ns or now_ns) if one.above_limit else 0

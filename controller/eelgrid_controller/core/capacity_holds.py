@@ -175,7 +175,9 @@ class CapacityHolds:
             return decision
         closed = closed.union(*(hold.node_names for hold in binding))
         key = workload.workload_id
-        elsewhere = self._placer.decide_placement(spec, quotes, workload_id=key, closed=closed, altered=altered)
+        elsewhere = self._placer.decide_placement(
+            spec, quotes, workload_id=key, closed=closed, altered=altered, is_start=True
+        )
         if elsewhere.placements:
             return decide(closed)
         reason = PendingConstraint.FAIR_SHARE.describe(queue=first.queue)

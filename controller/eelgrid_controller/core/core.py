@@ -286,8 +286,8 @@ class Core:
         outcome = make_outcome_event(key, spec.request, decision, now_ns)
         begun, frees = (*quoted, *begin_workload(waiting), *promised), len(promised) > 1
         step = self._finish_step(begun, key, now_ns, frees=frees, last=outcome)
-        if early or frees or decision.placements or decision.hold is not None:
-            return step
+        if early or frees or decision.hold is not None or key not in self.state.pending:
+            return replace(step, result=self.state.workloads[key])
         more = self._preemptions.try_start(step.result, self._apply, self._apply_outcome, now_ns)
         if more.needs_round or not decision.is_blocked:
             return self._join_preemption(step, more)

@@ -21,7 +21,7 @@ from eelgrid_controller.placement.explanations import (
     describe_pending_reason,
     make_outcome_event,
 )
-from eelgrid_controller.placement.placer import WorkloadPlacer
+from eelgrid_controller.placement.placer import WorkloadPlacer, may_start_limited
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex, describe_queue_hold
 from eelgrid_controller.queueing.fair_share import NOT_BY_QUOTA, FairRound
@@ -156,6 +156,14 @@ class RetryRounds:
             self._fair_round = None
 
 
+def _find_scale(spec: WorkloadSpec) -> int:
+    """Returns what work must have in common, besides its request, for more replicas to wait where fewer do.
+
+    A budget that holds fewer later may never hold more, which so start at a lower limit.
+    """
+    return spec.replicas if may_start_limited(spec) else 0
+
+
 class _WaitingKinds:
     """What pending work shares, by a number, so that thousands that wait alike are passed over in a fraction of a ms.
 
@@ -189,7 +197,7 @@ class _WaitingKinds:
     def learn(self, workload_id: str, spec: WorkloadSpec) -> tuple[WorkloadSpec, int, int]:
         """Returns what is known of a workload from now on."""
         of_nodes = spec.required_traits, spec.process is not None
-        kind = spec.request, *of_nodes, spec.has_promised_deadline, spec.shared_load
+        kind = spec.request, *of_nodes, spec.has_promised_deadline, spec.shared_load, _find_scale(spec)
         found = spec, self._numbers.setdefault(kind, len(self._numbers)), spec.replicas
         self.known[workload_id] = found
         return found
@@ -285,7 +293,7 @@ class _RetryStep:
                 closed = self._backfill.list_closed_nodes(workload, self._now_ns)
                 binding = tuple(hold.queue for hold in self._holds.list_binding(workload, is_round=True))
                 of_nodes = spec.required_traits, spec.process is not None, closed
-                kind: Hashable = (spec.request, *of_nodes, binding, spec.shared_load)
+                kind: Hashable = (spec.request, *of_nodes, binding, spec.shared_load, _find_scale(spec))
                 # An engine's rules, and a start that is kept, apply to this workload only.
                 is_judged = has_rules(ticket[2]) or self._backfill.holds_start(workload)
                 why = None if is_judged else failed.get(kind) or failed.get(self._backfill.get_term(kind, workload))

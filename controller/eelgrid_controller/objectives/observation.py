@@ -38,7 +38,6 @@ from eelgrid_controller.objectives.power.power_model import is_higher_limit, is_
 from eelgrid_controller.objectives.services.service_metrics import ScrapeRound
 from eelgrid_controller.placement.power import GpuDraws, find_kept_budget_w, find_limit_w
 from eelgrid_controller.profiles.points import Point
-from eelgrid_controller.state.attempts import awaits_limit
 from eelgrid_controller.state.engine_reports import ReplicaBounds
 from eelgrid_controller.state.measurements import MeasuredStart
 from eelgrid_controller.state.node_allocations import NodeRecord
@@ -286,10 +285,14 @@ def read_back_limits(world: ClusterObservation, jobs: Iterable[JobControlStatus]
     found: dict[str, float] = {job.name: math.inf for job in jobs if job.back_w > 0.0 and job.name in world.workloads}
     for name, workload in world.workloads.items():
         limit_w = workload.power_limit_w
-        if limit_w is None or awaits_limit(workload):
+        if limit_w is None:
             continue
         highest_w = 0.0
+        begun = {one.replica for one in workload.attempts}
         for placement in workload.placements:
+            # Its process starts only at the limit, whatever its GPUs have now.
+            if workload.limit_before_start and placement.replica not in begun:
+                continue
             look = world.looks.get(placement.node_name)
             known = {} if look is None else look.limits_w
             highest_w = max([highest_w, *(known.get(uuid, math.inf) for uuid in placement.gpu_uuids)])

@@ -13,6 +13,7 @@ Limits on interference (placement.interference) take room from GPUs before a sea
 times, each where loads slow each other down less than in the place found before, and the least sum of cost and slowdown wins.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -210,15 +211,25 @@ class WorkloadPlacer:
         decision = self._decide(ground, planner, spec, workload_id, closed)
         if decision.lack is None or not is_start or not may_start_limited(spec):
             return decision
-        request = spec.request
-        if not self.allowance.may_never_hold_default(spec.replicas * request.gpu_count, request.gpu_models):
-            return decision
-        limited = self._decide(ground._replace(may_limit=True), planner, spec, workload_id, closed)
-        if not limited.placements:
-            return decision
-        lacks = self.allowance.list_exceeded_budgets(limited.placements, altered)
-        start = self.allowance.find_start_limit(limited.placements, lacks, altered) if lacks else None
-        return replace(limited, power_limit_w=None if start is None else start.limit_w)
+        return self._decide_limited(ground, spec, workload_id, closed) or decision
+
+    def _decide_limited(
+        self, ground: _Ground, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
+    ) -> PlacementDecision | None:
+        """Decides where work starts below its default limits, which no budget holds now; None if it does so nowhere."""
+        allowance, snapshot = self.allowance, ground.snapshot
+        is_open = _mask(snapshot, frozenset(allowance.list_limiting_nodes(spec.request, spec.replicas)))
+        if not (is_open & snapshot.nodes.available).any():
+            return None
+        self.searches += 1
+        there = ground._replace(snapshot=snapshot.with_open(is_open), may_limit=True)
+        found = self._decide(there, self._within, spec, workload_id, closed)
+        if not found.placements:
+            return None
+        lacks = allowance.list_exceeded_budgets(found.placements, ground.altered)
+        limit_w = allowance.find_start_limit(found.placements, lacks, ground.altered).limit_w if lacks else None
+        shut = frozenset(itertools.compress(snapshot.names, ~is_open))
+        return replace(found, power_limit_w=limit_w, closed_nodes=shut)
 
     def decide_on_altered(
         self, altered: AlteredNodes, spec: WorkloadSpec, workload_id: str, closed: frozenset[str] = NO_NODES
@@ -552,9 +563,8 @@ class WorkloadPlacer:
         request, first, snapshot = spec.request, lacks[0], ground.snapshot
         is_whole = request.gpu_milli == GPU_MILLI_WHOLE
         closed = set[str]()
-        if is_whole:
-            count, models = request.gpu_count, request.gpu_models
-            closed = self.allowance.list_exhausted_budgets(count, models, at_lowest=ground.may_limit)
+        if is_whole and not ground.may_limit:
+            closed = self.allowance.list_exhausted_budgets(request.gpu_count, request.gpu_models)
         room = _room(spec.replicas, lacks)
         policy = self._state.policy
         count = 0

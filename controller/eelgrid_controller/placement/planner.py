@@ -230,6 +230,8 @@ class PlacementDecision:
     withheld: str = ""
     # Budgets below which no node was considered, since too few watts were left there.
     closed: frozenset[str] = frozenset()
+    # Nodes that were not considered, since nothing starts there at a lower limit.
+    closed_nodes: frozenset[str] = frozenset()
     # The limit that its GPUs have to have before it starts, where a budget never holds their default limits.
     power_limit_w: float | None = None
 

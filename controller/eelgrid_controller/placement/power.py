@@ -51,7 +51,17 @@ from eelgrid_controller.state.policy import (
 )
 from eelgrid_kernels.arrays import BudgetArrays
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.messages import BudgetScope, Gpu, Inventory, NodeState, Placement, Policy, Workload, resolve_pool
+from eelgrid_protos.messages import (
+    BudgetScope,
+    Gpu,
+    Inventory,
+    NodeState,
+    Placement,
+    Policy,
+    ResourceRequest,
+    Workload,
+    resolve_pool,
+)
 
 LIMITS_WANTED = 12
 _STEP_W = 25.0
@@ -296,7 +306,10 @@ class PowerAdmission:
         self._limited: dict[str, frozenset[tuple[str, int, tuple[str, ...]]]] = {}
         # Workloads and replicas that came to other GPUs since limits were read back, which is every few seconds.
         self._unset: set[tuple[str, int]] = set()
-        self._rises: dict[str, _ModelRises] = {}  # by model
+        # By model: the additional draws of a GPU once it is allocated.
+        self._rises: dict[str, _ModelRises] = {}
+        # Nodes whose agents set limits before they start processes.
+        self._limiting: set[str] = set()
         self.refresh(())
 
     @property
@@ -315,7 +328,7 @@ class PowerAdmission:
             if is_other:
                 self._places = BudgetHierarchy(policy)
                 self._drawn, self._idle = (dict.fromkeys(self._places.limits_w, 0) for _ in range(2))
-                self._shares, self._limited, self._rises = {}, {}, {}
+                self._shares, self._limited, self._rises, self._limiting = {}, {}, {}, set()
                 names = self._state.nodes
         if self.has_budgets:
             for name in names:
@@ -324,6 +337,7 @@ class PowerAdmission:
                 else:
                     self._limited.pop(name, None)
                     self._idle_of.pop(name, None)
+                    self._limiting.discard(name)
                     self._remove_node(name)
 
     def record_lowered_limit(self, workload_id: str, before_w: float | None) -> None:
@@ -391,26 +405,26 @@ class PowerAdmission:
     ) -> StartLimit:
         """Finds the highest power limit at which the placements exceed none of the budgets that they lack.
 
-        In the way is a budget that could hold their default limits once other work has ended, or does not hold even the
-        lowest ones now; and each, if an agent there does not set limits before it starts processes, or the GPUs have no
-        limit in common.
+        It is the highest at which those hold them that never hold their default limits. The others must hold it, too; and so
+        must each agent there set limits before it starts processes, and the GPUs have limits in common. What does not is in
+        the way.
         """
         comings = list(self._list_coming(placements, altered))
         boards = [find_power_limit_range(gpu, self._catalogue) for coming in comings for gpu in coming.gpus]
         known = [board for board in boards if board is not None]
         sets_all = all(self._limits_before_starts(coming, enforced) for coming in comings)
-        blocking = [lack for lack in lacks if self._may_hold_default(comings, lack)]
+        never = [lack for lack in lacks if not self._may_hold_default(comings, lack)]
         has_range = bool(known) and max(one.least_w for one in known) <= min(one.default_w for one in known)
-        if not has_range or len(known) < len(boards) or not sets_all or blocking:
-            return StartLimit(None, blocking or list(lacks))
+        if not has_range or len(known) < len(boards) or not sets_all or not never:
+            return StartLimit(None, list(lacks))
         trial = PowerTrial(self)
         trial.alter(altered.values())
 
-        def list_exceeded(limit_w: float) -> list[ExceededBudget]:
+        def list_exceeded(some: Iterable[ExceededBudget], limit_w: float) -> list[ExceededBudget]:
             draw_mw = partial(self._boards.allocated_mw, limit_w=limit_w)
             return [
                 lack
-                for lack in lacks
+                for lack in some
                 if self.find_excess(
                     lack.budget,
                     sum(one.count_rise_mw(lack.budget, draw_mw) for one in comings if lack.budget in one.share.above),
@@ -419,11 +433,12 @@ class PowerAdmission:
             ]
 
         *higher, lowest_w = list_limit_choices(known)
-        blocking = list_exceeded(lowest_w)
+        blocking = list_exceeded(never, lowest_w)
         if blocking:
             return StartLimit(None, blocking)
-        fitting = (limit_w for limit_w in higher[1:] if not list_exceeded(limit_w))
-        return StartLimit(next(fitting, lowest_w), blocking)
+        limit_w = next((limit_w for limit_w in higher if not list_exceeded(never, limit_w)), lowest_w)
+        blocking = list_exceeded(lacks, limit_w)
+        return StartLimit(None if blocking else limit_w, blocking)
 
     def _list_coming(self, placements: Sequence[Placement], altered: Mapping[str, NodeRecord]) -> Iterator[_Coming]:
         """Yields the nodes of placements with the GPUs that they take there."""
@@ -436,13 +451,16 @@ class PowerAdmission:
             gpus = [gpu for gpu in record.inventory.gpus if gpu.uuid in taken]
             yield _Coming(record, self._shares[name], gpus, dict(self._draws(record)), len(here))
 
+    def _sets_limits_first(self, record: NodeRecord, enforced: Collection[str] = ()) -> bool:
+        """Returns whether a node's agent sets limits before it starts processes."""
+        inventory = record.inventory
+        is_enforced = is_pool_enforced(self._state.policy, inventory.pool) or resolve_pool(inventory.pool) in enforced
+        return inventory.limits_before_starts and is_enforced and record.state is NodeState.READY
+
     def _limits_before_starts(self, coming: _Coming, enforced: Collection[str]) -> bool:
         """Returns whether the agent sets limits on these GPUs before it starts processes on them."""
-        record, inventory = coming.record, coming.record.inventory
-        is_enforced = is_pool_enforced(self._state.policy, inventory.pool) or resolve_pool(inventory.pool) in enforced
-        if not inventory.limits_before_starts or not is_enforced or record.state is not NodeState.READY:
-            return False
-        return all(gpu.power_limit_min_w is not None and gpu.power_limit_max_w is not None for gpu in coming.gpus)
+        is_told = all(gpu.power_limit_min_w is not None and gpu.power_limit_max_w is not None for gpu in coming.gpus)
+        return is_told and self._sets_limits_first(coming.record, enforced)
 
     def _may_hold_default(self, comings: Iterable[_Coming], lack: ExceededBudget) -> bool:
         """Returns whether a budget would hold the default limits of these GPUs if nothing else ran below it."""
@@ -512,21 +530,39 @@ class PowerAdmission:
             catalogue=self._catalogue,
         )
 
-    def may_never_hold_default(self, gpu_count: int, models: Sequence[str]) -> bool:
-        """Returns whether some budget could be too small for so many GPUs of these models at default limits, whatever ends."""
-        known = [rises.most_w for model, rises in self._rises.items() if not models or model in models]
-        most_mw = math.ceil(gpu_count * max(known, default=0.0) * _MILLI)
-        return any(self._idle[key] + most_mw > limit_w * _MILLI for key, limit_w in self._places.limits_w.items())
+    def list_exhausted_budgets(self, gpu_count: int, models: Sequence[str]) -> set[str]:
+        """Returns budgets that leave too little for `gpu_count` more idle GPUs of any of these models to be allocated."""
+        least_w = gpu_count * min((rises.least_w for rises in self._list_rises(models)), default=0.0)
+        return {key for key in self._list_short(least_w) if not self._may_fit_below_default(key, gpu_count, models)}
 
-    def list_exhausted_budgets(self, gpu_count: int, models: Sequence[str], *, at_lowest: bool = False) -> set[str]:
-        """Returns budgets that leave too little for `gpu_count` more idle GPUs of any of these models to be allocated.
+    def list_limiting_nodes(self, request: ResourceRequest, replicas: int) -> set[str]:
+        """Returns the nodes on which work on whole GPUs may start at a lower limit, as far as budgets tell by themselves.
 
-        At their default limits, or at the lowest that can be set.
+        Agents there set limits before starts, each budget above leaves enough for the lowest limits of one replica, and not
+        all of them would hold its default limits if nothing else ran.
         """
-        rises = [rises for model, rises in self._rises.items() if not models or model in models]
-        least_w = gpu_count * min((one.lowest_w if at_lowest else one.least_w for one in rises), default=0.0)
-        short = {key for key in self._places.limits_w if self.left_w(key) < least_w - 0.5 / _MILLI}
-        return {key for key in short if not self._may_fit_below_default(key, gpu_count, models)}
+        rises, above_all = list(self._list_rises(request.gpu_models)), self._places.limits_w
+        lowest_w = request.gpu_count * min((one.lowest_w for one in rises), default=0.0)
+        most_w = request.gpu_count * replicas * max((one.most_w for one in rises), default=0.0)
+        spent = self._list_short(lowest_w)
+        holding = {key for key, limit_w in above_all.items() if self._idle[key] / _MILLI + most_w <= limit_w}
+        if len(holding) == len(above_all):
+            return set()
+
+        def may_limit(above: tuple[str, ...]) -> bool:
+            # Of several replicas one may be below a budget that never holds them, and another is not.
+            return spent.isdisjoint(above) and (replicas > 1 or not holding.issuperset(above))
+
+        found = {above: may_limit(above) for above in {share.above for share in self._shares.values()}}
+        return {name for name in self._limiting if found[self._shares[name].above]}
+
+    def _list_rises(self, models: Sequence[str]) -> Iterator[_ModelRises]:
+        """Yields the draws of these models, of all if none is named."""
+        return (rises for model, rises in self._rises.items() if not models or model in models)
+
+    def _list_short(self, least_w: float) -> set[str]:
+        """Returns the budgets that leave less."""
+        return {key for key in self._places.limits_w if self.left_w(key) < least_w - 0.5 / _MILLI}
 
     def _may_fit_below_default(self, budget: str, gpu_count: int, models: Sequence[str]) -> bool:
         """Returns whether a budget is that of a node on which so many idle GPUs could be allocated below their default."""
@@ -556,6 +592,7 @@ class PowerAdmission:
     def _count(self, record: NodeRecord) -> None:
         name = record.inventory.node_name
         self._find_new_places(record)
+        (self._limiting.add if self._sets_limits_first(record) else self._limiting.discard)(name)
         self._remove_node(name)
         for gpu in record.inventory.gpus:
             rise_w, idle_mw = self._boards.rise_mw(gpu) / _MILLI, self._boards.idle_mw(gpu)

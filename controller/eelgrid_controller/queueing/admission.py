@@ -249,7 +249,8 @@ class QueueIndex:
             queue = self.find_leaf(workload.spec)
             number = len(self._queues) if queue is None else self.tree.numbers[queue]
             spec = workload.spec
-            stated_s = spec.expected_runtime_s or 0.0, 0.0 if spec.process is None else spec.process.time_limit_s
+            # Work without a process is not alike: it goes to other nodes, and waits for watts where processes need not.
+            stated_s = spec.expected_runtime_s or 0.0, -1.0 if spec.process is None else spec.process.time_limit_s
             deadline_ns = 0 if spec.deadline is None else spec.deadline.end_ns
             # What its queue refuses a part of a gang is refused by what the other parts ask for, too.
             gang = get_gang_key(workload)

@@ -161,7 +161,8 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
         "closed": sorted(
             name
             for name in state.nodes
-            if within.closed.intersection(chooser.allowance.budgets_above(name))
+            if name in within.closed_nodes
+            or within.closed.intersection(chooser.allowance.budgets_above(name))
             or not chooser.has_required_traits(spec, name)
         ),
         "without_data": far,
