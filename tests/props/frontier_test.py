@@ -2,7 +2,9 @@
 
 import itertools
 import math
+from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,8 +14,8 @@ from scipy.optimize import linprog
 
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.queueing_model import QuantileObjective
+from eelgrid_controller.whatif.capacity import CapacityLoad, largest_factor, missing_gpus
 from eelgrid_controller.whatif.frontier import (
-    CapacityLoad,
     FrontierPool,
     FrontierService,
     FrontierTraining,
@@ -21,10 +23,10 @@ from eelgrid_controller.whatif.frontier import (
     balanced_row,
     compute_frontier,
     efficient_rows,
-    largest_factor,
-    missing_gpus,
 )
 from eelgrid_controller.whatif.instances import feasible_shapes
+from eelgrid_controller.whatif.slice_layouts import SliceKind, build_slice_layouts, cover_slices
+from eelgrid_protos.catalogue import load_catalogue
 
 IDLE_W = {"a": 40.0, "b": 70.0}
 
@@ -278,6 +280,219 @@ def test_what_lacks_suffices_and_less_does_not(case):
         for a in range(missing):  # every way to add one less
             fewer = {"a": pool["a"] + a, "b": pool["b"] + missing - 1 - a}
             assert largest_factor(loads, fewer).factor < 1.0
+
+
+# GPUs of "a" are four-slice parts, those of "b" seven-slice ones of which nothing small was measured.
+GEOMETRIES = {"a": load_catalogue().products["a30"].mig, "b": load_catalogue().products["h100-sxm5-80gb"].mig}
+PROFILES = {"a": ("1g.6gb", "2g.12gb", "4g.24gb"), "b": ("2g.20gb", "3g.40gb", "4g.40gb")}
+
+
+@cache
+def _layouts_of(model):
+    """Every multiset of profiles that can stand on one GPU: each set of places, judged by the catalogue."""
+    geometry = GEOMETRIES[model]
+    places = [(geometry.profile(name), start) for name in PROFILES[model] for start in geometry.profile(name).starts]
+    found = set()
+    for size in range(len(places) + 1):
+        for some in itertools.combinations(places, size):
+            if geometry.conflict(some) is None:
+                names = Counter(profile.name for profile, _ in some)
+                found.add(tuple(names[name] for name in PROFILES[model]))
+    return sorted(found)
+
+
+@cache
+def _fewest_gpus(model, wanted, most):
+    """The fewest GPUs that have the slices, in the order of PROFILES; infinite above `most`."""
+    for gpus in range(most + 1):
+        for some in itertools.combinations_with_replacement(_layouts_of(model), gpus):
+            if all(sum(layout[at] for layout in some) >= count for at, count in enumerate(wanted)):
+                return gpus
+    return math.inf
+
+
+def _gpus_and_watts(choice, fleet):
+    """GPUs by model of some shapes' instances, and what partitioned ones draw more than unused ones."""
+    used, added_w = {}, 0.0
+    for model, pool in fleet.items():
+        wanted = tuple(choice[SliceKind(model, name)] for name in PROFILES[model])
+        partitioned = _fewest_gpus(model, wanted, pool.count)
+        used[model] = choice[model] + partitioned
+        added_w += 0.0 if math.isinf(partitioned) else partitioned * (pool.partitioned_w - pool.idle_w)
+    return used, added_w
+
+
+def _slice_choices(shapes, rate_hz, fleet):
+    """What each choice of whole instances takes, its watts above idle if the rate is given, and its factor."""
+    most, kinds = [], []
+    for shape in shapes:
+        where = shape[0].configuration
+        kind = SliceKind(where.gpu_model, where.mig_profile) if where.mig_profile else where.gpu_model
+        in_one = (
+            max(layout[PROFILES[kind[0]].index(kind[1])] for layout in _layouts_of(kind[0])) if where.mig_profile else 0
+        )
+        most.append(fleet[where.gpu_model].count * in_one if in_one else fleet[where.gpu_model].count // where.gpus)
+        kinds.append((kind, 1 if where.mig_profile else where.gpus))
+    for counts in itertools.product(*(range(bound + 1) for bound in most)):
+        taken = Counter()
+        for count, (kind, gpus) in zip(counts, kinds, strict=True):
+            taken[kind] += count * gpus
+        given_hz = sum(n * max(p.throughput_hz for p in shape) for n, shape in zip(counts, shapes, strict=True))
+        if given_hz < rate_hz:
+            yield taken, None, given_hz / rate_hz
+            continue
+        if all(len(shape) == 1 for shape in shapes):
+            watts = sum(count * shape[0].power_w for count, shape in zip(counts, shapes, strict=True))
+        else:
+            watts = _watts(shapes, counts, rate_hz)
+        idle_w = sum(count * IDLE_W[kind] for kind, count in taken.items() if kind in IDLE_W)
+        yield taken, watts - idle_w, given_hz / rate_hz
+
+
+@st.composite
+def sliced_points(draw, workload, batches):
+    """One to three shapes, most of them slices, with a few points each."""
+    found = []
+    for number in range(draw(st.sampled_from([1, 2, 2, 3]))):
+        model = draw(st.sampled_from("ab"))
+        profile = draw(st.sampled_from((*PROFILES[model], "")))
+        gpus = draw(st.integers(1, 2)) if not profile else 1
+        least_w = 0.0 if profile else IDLE_W[model] * gpus
+        for batch in range(1, draw(st.integers(1, batches)) + 1):
+            hz, hundredths, watts = draw(st.tuples(st.integers(10, 60), st.integers(1, 4), st.integers(1, 150)))
+            shape = Configuration(model, profile, gpus=gpus, batch=batch, label=str(number))
+            found.append(Point(workload, shape, float(hz), {0.95: 0.01 * hundredths}, least_w + watts))
+    return found
+
+
+@st.composite
+def sliced_cases(draw):
+    services = [FrontierService(name, name, float(draw(st.integers(1, 80))), 0.95) for name in ("m", "n")]
+    fleet = {
+        model: FrontierPool(
+            draw(st.sampled_from([0, 1, 2, 2, 3])),
+            IDLE_W[model],
+            GEOMETRIES[model],
+            IDLE_W[model] + draw(st.sampled_from([0.0, 20.0, 120.0])),
+        )
+        for model in "ab"
+    }
+    # Sometimes training that runs on a slice, too.
+    trained = draw(st.integers(0, 2)) == 0
+    services = services[:1] if trained else services
+    training = [FrontierTraining("t", "t", float(draw(st.integers(1, 60))))] if trained else []
+    own = [replace(point, latency_s={}) for point in draw(sliced_points("t", 1))] if trained else []
+    return [*(p for s in services for p in draw(sliced_points(s.name, 2))), *own], services, fleet, training
+
+
+def _shapes_within(measured, name, latency_s):
+    shapes = {}
+    for point in measured:
+        if point.workload == name and point.latency_s[0.95] <= latency_s:
+            shapes.setdefault(replace(point.configuration, batch=0), []).append(point)
+    return list(shapes.values())
+
+
+def _training_shapes(measured, name):
+    """As those of services, with an instance that is idle for part of the time."""
+    shapes = {}
+    for point in measured:
+        if point.workload == name:
+            shapes.setdefault(replace(point.configuration, batch=0), []).append(point)
+    for where, mine in shapes.items():
+        idle_w = 0.0 if where.mig_profile else IDLE_W[where.gpu_model] * where.gpus
+        mine.append(Point(name, where, 0.0, {}, idle_w))
+    return list(shapes.values())
+
+
+@settings(deadline=None, max_examples=100)
+@given(sliced_cases())
+def test_with_slices_it_is_the_best_of_all_layouts(case):
+    measured, services, fleet, training = case
+    found = compute_frontier(measured, services, fleet, training=training)
+    jobs = [list(_slice_choices(_training_shapes(measured, job.name), job.rate_hz, fleet)) for job in training]
+    idle_w = sum(pool.count * pool.idle_w for pool in fleet.values())
+    for row in found.rows:
+        each = [
+            list(_slice_choices(_shapes_within(measured, service.name, row.latency_s), service.rate_hz, fleet))
+            for service in services
+        ]
+        least_w, factor, training_factor = math.inf, 0.0, 0.0
+        for choice in itertools.product(*each, *jobs):
+            used, added_w = _gpus_and_watts(sum((one[0] for one in choice), Counter()), fleet)
+            if any(used[model] > pool.count for model, pool in fleet.items()):
+                continue
+            served = min(one[2] for one in choice[: len(services)])
+            done = min((one[2] for one in choice[len(services) :]), default=math.inf)
+            factor = max(factor, served if done >= 1.0 else 0.0)
+            training_factor = max(training_factor, done if served >= 1.0 else 0.0)
+            if None not in (watts := [one[1] for one in choice]):
+                least_w = min(least_w, idle_w + sum(watts) + added_w)
+        assert (row.plan is None) == (least_w == math.inf)
+        assert row.factor == pytest.approx(factor, rel=1e-5)
+        if training:
+            assert row.training_factor == pytest.approx(training_factor, rel=1e-5)
+        if row.plan is not None:
+            assert row.plan.power_w == pytest.approx(least_w, rel=3e-5)
+            _check_plan(row.plan, fleet)
+
+
+def _check_plan(plan, fleet):
+    """Whether a plan's slices lie in its layouts, these are valid, and the fleet has the GPUs."""
+    whole, asked, given_slices = Counter(), Counter(), Counter()
+    for placed in plan.placed:
+        where = placed.configuration
+        if where.mig_profile:
+            asked[where.gpu_model, where.mig_profile] += placed.instances
+        else:
+            whole[where.gpu_model] += placed.instances * where.gpus
+    for one in plan.partitioned:
+        assert tuple(one.slices.get(name, 0) for name in PROFILES[one.gpu_model]) in _layouts_of(one.gpu_model)
+        whole[one.gpu_model] += one.gpus
+        for name, count in one.slices.items():
+            given_slices[one.gpu_model, name] += count * one.gpus
+    assert asked <= given_slices
+    assert whole == plan.gpus
+    assert all(count <= fleet[model].count for model, count in plan.gpus.items())
+
+
+@settings(deadline=None, max_examples=25)
+@given(sliced_cases())
+def test_what_lacks_beside_slices_suffices_and_less_does_not(case):
+    measured, services, fleet, _ = case
+    pool = {model: gpus.count for model, gpus in fleet.items()}
+    layouts = {model: build_slice_layouts(GEOMETRIES[model], PROFILES[model], 0.0) for model in fleet}
+    loads = [
+        CapacityLoad(
+            service.rate_hz,
+            feasible_shapes(
+                [p for p in measured if p.workload == service.workload],
+                QuantileObjective(0.95, 1.0),
+                idle_w=IDLE_W,
+                start_s=0.0,
+            ),
+        )
+        for service in services
+    ]
+    lacks = missing_gpus(loads, pool, layouts)
+    missing = sum(lacks.values())
+    enough = {model: pool[model] + lacks.get(model, 0) for model in pool}
+    assert largest_factor(loads, enough, layouts=layouts).factor >= 1.0 - 1e-9
+    for a in range(missing):  # every way to add one less
+        fewer = {"a": pool["a"] + a, "b": pool["b"] + missing - 1 - a}
+        assert largest_factor(loads, fewer, layouts=layouts).factor < 1.0
+
+
+@settings(deadline=None)
+@given(st.sampled_from("ab"), st.tuples(*(st.integers(0, 6) for _ in range(3))))
+def test_slices_are_covered_by_the_fewest_gpus(model, wanted):
+    layouts = {model: build_slice_layouts(GEOMETRIES[model], PROFILES[model], 0.0)}
+    asked = {SliceKind(model, name): count for name, count in zip(PROFILES[model], wanted, strict=True)}
+    fewest = sum(one.gpus for one in cover_slices(layouts, asked))
+    if fewest <= 3:
+        assert fewest == _fewest_gpus(model, wanted, 3)
+    else:
+        assert math.isinf(_fewest_gpus(model, wanted, 3))
 
 
 @settings(deadline=None)

@@ -3,6 +3,7 @@
 import pytest
 
 from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, NoFeasibleConfiguration, Point
+from eelgrid_controller.profiles.queueing_model import QuantileObjective
 from eelgrid_controller.whatif.frontier import (
     FrontierPool,
     FrontierService,
@@ -12,6 +13,9 @@ from eelgrid_controller.whatif.frontier import (
     compute_frontier,
     efficient_rows,
 )
+from eelgrid_controller.whatif.instances import ServiceDemand, choose_instances, feasible_shapes
+from eelgrid_controller.whatif.slice_layouts import build_slice_layouts
+from eelgrid_protos.catalogue import load_catalogue
 
 
 def a_point(workload="w", model="a", *, hz=10.0, watts=200.0, latency_s=0.1, quantile=0.95, **rest):
@@ -20,6 +24,9 @@ def a_point(workload="w", model="a", *, hz=10.0, watts=200.0, latency_s=0.1, qua
 
 FLEET = {"a": FrontierPool(4, 50.0)}
 ONE = (FrontierService("s", "w", 20.0, 0.95),)
+# A four-slice part: four of 1g, two of 2g, or one of 4g.
+A30 = load_catalogue().products["a30"].mig
+SLICED = {"a": FrontierPool(4, 50.0, A30, 60.0)}
 
 
 @pytest.mark.parametrize("way", [{"clock_mhz": 1200}, {"label": "tp8"}, {"processes": 2}])
@@ -100,7 +107,7 @@ def test_what_is_passed_over_is_counted():
     assert dict(found.passed_over) == {
         "b: not in the fleet": 1,
         "workload other: no service asks for it": 1,
-        "MIG slices: whole GPUs alone are planned here": 1,
+        "1g.10gb: no MIG layout of a is known": 1,
         "watts not measured": 1,
         "s: latency at quantile 0.95 not measured": 1,
     }
@@ -123,6 +130,7 @@ def test_what_is_passed_over_is_counted():
         ([a_point()], ONE + ONE, FLEET, InvalidServingValue, "s is there twice"),
         ([a_point()], ONE, {"a": FrontierPool(-1, 1.0)}, InvalidServingValue, "fleet a: -1 GPUs"),
         ([a_point()], ONE, {"a": FrontierPool(1, -1.0)}, InvalidServingValue, "W idle"),
+        ([a_point()], ONE, {"a": FrontierPool(1, 50.0, A30, 40.0)}, InvalidServingValue, "40 W idle with MIG on"),
         ([a_point()] * 10_001, ONE, FLEET, InvalidServingValue, "points: over 10000"),
     ],
 )
@@ -153,3 +161,87 @@ def test_efficient_is_what_no_other_beats():
     rows = [RowCost(1.0, 500.0, 1.0), RowCost(2.0, 500.0, 1.0), RowCost(3.0, 500.0, 2.0), RowCost(4.0, 400.0, 2.0)]
     assert efficient_rows(rows) == (True, False, True, True)
     assert efficient_rows([RowCost(1.0, 1.0, 1.0)] * 2) == (True, True)
+
+
+def a_slice(profile="1g.6gb", *, hz=5.0, watts=20.0, **rest):
+    return a_point(hz=hz, watts=watts, mig_profile=profile, **rest)
+
+
+def test_slices_are_counted_by_hand():
+    """Four slices on one GPU: what they add, what the GPU draws with MIG on, and three idle ones."""
+    (row,) = compute_frontier([a_point(), a_slice()], ONE, SLICED).rows
+    assert (row.plan.power_w, row.plan.serving_w) == (4 * 20.0 + 60.0 + 3 * 50.0, 4 * 20.0 + 60.0)
+    assert (row.plan.gpus, row.factor) == ({"a": 1}, 4.0)
+    ((service, where, instances),) = ((one.service, one.configuration, one.instances) for one in row.plan.placed)
+    assert (service, where.mig_profile, instances) == ("s", "1g.6gb", 4)
+    ((model, slices, gpus),) = ((one.gpu_model, one.slices, one.gpus) for one in row.plan.partitioned)
+    assert (model, slices, gpus) == ("a", {"1g.6gb": 4}, 1)
+
+
+def test_a_partitioned_gpu_that_is_hardly_used_costs_more_than_a_whole_one():
+    """One slice would add 20 W to a GPU that draws 10 W more with MIG on; a whole GPU draws 25 W more than idle."""
+    one = (FrontierService("s", "w", 5.0, 0.95),)
+    (row,) = compute_frontier([a_point(watts=75.0), a_slice()], one, SLICED).rows
+    assert (row.plan.power_w, row.plan.partitioned) == (4 * 50.0 + 25.0, ())
+    free = {"a": FrontierPool(4, 50.0, A30)}
+    (row,) = compute_frontier([a_point(watts=75.0), a_slice()], one, free).rows
+    assert row.plan.power_w == 4 * 50.0 + 20.0
+
+
+def test_a_gpu_holds_a_valid_layout_and_nothing_beside_it():
+    points = [a_point("v"), a_slice("2g.12gb", hz=10.0), a_slice(), a_slice("4g.24gb", hz=1.0)]
+    services = (*ONE, FrontierService("t", "v", 10.0, 0.95))
+    (row,) = compute_frontier(points, services, {"a": FrontierPool(2, 50.0, A30)}).rows
+    assert row.plan.gpus == {"a": 2}
+    assert [(dict(one.slices), one.gpus) for one in row.plan.partitioned] == [({"2g.12gb": 2}, 1)]
+    (short,) = compute_frontier(points, services, {"a": FrontierPool(1, 50.0, A30)}).rows
+    assert (short.plan, short.lacks) == (None, {"a": 1})
+    assert short.factor == 0.0  # the one GPU serves either of them
+
+
+def test_what_lacks_is_whole_gpus_where_services_need_slices():
+    (row,) = compute_frontier(
+        [a_slice()], (FrontierService("s", "w", 45.0, 0.95),), {"a": FrontierPool(1, 50.0, A30)}
+    ).rows
+    assert (row.factor, row.lacks) == (20.0 / 45.0, {"a": 2})  # nine slices, four of them on one GPU
+
+
+def test_a_profile_may_be_given_by_its_key():
+    named, keyed = (compute_frontier([a_slice(name)], ONE, SLICED) for name in ("1g.6gb", "1g"))
+    assert named == keyed
+
+
+def test_training_may_run_on_a_slice():
+    training = (FrontierTraining("t", "job", 4.0),)
+    job = a_point("job", hz=4.0, watts=30.0, mig_profile="2g.12gb")
+    (row,) = compute_frontier([a_slice("2g.12gb", hz=20.0), job], ONE, SLICED, training=training).rows
+    assert row.plan.power_w == 20.0 + 30.0 + 60.0 + 3 * 50.0
+    assert row.plan.gpus == {"a": 1}
+    assert row.training_factor == 7.0  # the other slices of four GPUs
+
+
+@pytest.mark.parametrize(
+    ("point", "reason"),
+    [
+        (a_slice("3g.20gb"), "3g.20gb: a has no profile 3g.20gb"),
+        (a_slice(gpus=2), "1g.6gb: 2 of 1g.6gb, but a process sees one slice"),
+        (a_slice(power_limit_w=100.0), "MIG slices at a power limit or locked clock"),
+        (a_slice(clock_mhz=900), "MIG slices at a power limit or locked clock"),
+        (a_slice(watts=None), "watts not measured"),
+    ],
+)
+def test_slices_that_cannot_be_used_are_counted(point, reason):
+    found = compute_frontier([a_point(), point], ONE, SLICED)
+    ((told, count),) = found.passed_over.items()
+    assert count == 1
+    assert told.startswith(reason)
+    assert found.rows == compute_frontier([a_point()], ONE, SLICED).rows
+
+
+def test_slices_without_layouts_are_refused():
+    shapes = feasible_shapes([a_slice()], QuantileObjective(0.95, 1.0), idle_w={"a": 50.0}, start_s=0.0)
+    asks = [ServiceDemand(shapes, 20.0, (0,))]
+    with pytest.raises(InvalidServingValue, match=r"none of a has 1g\.6gb"):
+        choose_instances(asks, {"a": 1}, window_s=1.0)
+    layouts = {"a": build_slice_layouts(A30, ["1g.6gb"], 0.0)}
+    assert choose_instances(asks, {"a": 1}, window_s=1.0, layouts=layouts) == ((4,),)

@@ -1,8 +1,9 @@
 """Sweeps latency objectives of a described fleet: least power and largest load for each, and the marked rows.
 
 `performance` is the tightest objective, `energy` the tightest of least power, `balanced` the knee between.
-Capacity is the largest common factor on all rates (mixed-integer program, HiGHS). Training jobs have a rate and no latency:
-beside services that keep an objective the fleet does so much work for them, at so many watts.
+Capacity is the largest common factor on all rates. Training jobs have a rate and no latency: beside services that keep an
+objective the fleet does so much work for them, at so many watts. Instances take whole GPUs or MIG slices; a GPU with
+slices holds nothing else.
 """
 
 import math
@@ -12,146 +13,33 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from eelgrid_controller.partition.mixed_integer import solve_mixed_integer
 from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_controller.profiles.queueing_model import QuantileObjective
+from eelgrid_controller.whatif.capacity import (
+    CAPACITY_GAP,
+    CapacityLoad,
+    CapacityResult,
+    largest_factor,
+    missing_gpus,
+)
 from eelgrid_controller.whatif.instances import (
-    InstanceShape,
     ServiceDemand,
     choose_instances,
+    count_slices,
     dispatch_load,
     feasible_shapes,
     training_shapes,
 )
-from eelgrid_kernels.arrays import Floats
-
-CAPACITY_GAP = 1e-4  # relative
-_NODES_MOST = 1_000  # of one program: a limit in seconds would give another answer on another machine
-
-
-class CapacityLoad(NamedTuple):
-    """A service with the shapes that keep its objective, or training jobs with theirs."""
-
-    rate_hz: float
-    shapes: tuple[InstanceShape, ...]
-    instances_most: int | None = None  # of each shape
-
-
-class CapacityResult(NamedTuple):
-    """The largest factor and the instances that give it, by service and shape."""
-
-    factor: float
-    instances: tuple[tuple[int, ...], ...]
-
-
-class _Column(NamedTuple):
-    load: int
-    shape: int
-    model: str
-    gpus: int
-    throughput_hz: float
-    instances_most: int | None
-
-
-def _columns(loads: Sequence[CapacityLoad]) -> list[_Column]:
-    """The shapes that count."""
-    found: list[_Column] = []
-    for number, load in enumerate(loads):
-        best: dict[tuple[str, int], _Column] = {}
-        for place, shape in enumerate(load.shapes):
-            key = shape.configuration.gpu_model, shape.gpus
-            if key not in best or shape.throughput_hz > best[key].throughput_hz:
-                best[key] = _Column(number, place, *key, shape.throughput_hz, load.instances_most)
-        found += best.values()
-    return found
-
-
-def _solve_program(
-    cost: Floats, matrix: Floats, low: Floats, high: Floats, *, whole: NDArray[np.bool_], most: Floats
-) -> Floats | None:
-    """The variables of the best answer, or None."""
-    from scipy import sparse
-
-    return solve_mixed_integer(
-        cost, sparse.csc_array(matrix), low, high, most=most, whole=whole, gap=CAPACITY_GAP, nodes_most=_NODES_MOST
-    ).values
-
-
-def _rows(columns: Sequence[_Column], loads: Sequence[CapacityLoad], pool: Mapping[str, int], unit: float) -> Floats:
-    """What each instance gives its service, in rates times `unit`, then the GPUs that it takes of each model."""
-    matrix = np.zeros((len(loads) + len(pool), len(columns)))
-    models = {model: len(loads) + number for number, model in enumerate(pool)}
-    for at, column in enumerate(columns):
-        matrix[column.load, at] = column.throughput_hz / (loads[column.load].rate_hz * unit)
-        matrix[models[column.model], at] = column.gpus
-    return matrix
-
-
-def _factor(loads: Sequence[CapacityLoad], instances: Sequence[Sequence[int]]) -> float:
-    """The factor on all rates that these instances give."""
-    return min(
-        math.fsum(shape.throughput_hz * count for shape, count in zip(load.shapes, counts, strict=True)) / load.rate_hz
-        for load, counts in zip(loads, instances, strict=True)
-    )
-
-
-def largest_factor(
-    loads: Sequence[CapacityLoad], pool: Mapping[str, int], fixed: Sequence[CapacityLoad] = ()
-) -> CapacityResult:
-    """The largest factor on all rates beside others that are carried as they are; 0 with no instances if there is none.
-
-    The instances are of the loads, then of the fixed ones.
-    """
-    every = (*loads, *fixed)
-    instances = [[0] * len(load.shapes) for load in every]
-    nothing = CapacityResult(0.0, tuple(map(tuple, instances)))
-    columns = [column for column in _columns(every) if column.gpus <= pool[column.model]]
-    rooms = [pool[column.model] // column.gpus for column in columns]
-    bounds = [column.instances_most for column in columns]
-    most = [room if bound is None else min(room, bound) for room, bound in zip(rooms, bounds, strict=True)]
-    alone = [0.0] * len(loads)
-    for column, bound, count in zip(columns, bounds, most, strict=True):
-        if column.load < len(loads):
-            instances_most = pool[column.model] / column.gpus if bound is None else count
-            alone[column.load] += column.throughput_hz * instances_most / loads[column.load].rate_hz
-    unit = min(alone, default=0.0)
-    if unit <= 0.0:
-        return nothing
-    rows = _rows(columns, every, pool, unit)
-    factor = np.concatenate([-np.ones(len(loads)), np.zeros(len(fixed) + len(pool))])[:, None]
-    low = np.array([0.0] * len(loads) + [1.0 / unit] * len(fixed) + [-np.inf] * len(pool))
-    high = np.array([np.inf] * len(every) + [float(gpus) for gpus in pool.values()])
-    cost = np.array([0.0] * len(columns) + [-1.0])
-    whole = np.array([True] * len(columns) + [False])
-    found = _solve_program(
-        cost, np.hstack([rows, factor]), low, high, whole=whole, most=np.array([*map(float, most), 1.0])
-    )
-    if found is None:
-        return nothing
-    for column, count in zip(columns, found, strict=False):
-        instances[column.load][column.shape] = round(float(count))
-    return CapacityResult(_factor(loads, instances[: len(loads)]), tuple(map(tuple, instances)))
-
-
-def missing_gpus(loads: Sequence[CapacityLoad], pool: Mapping[str, int]) -> Mapping[str, int]:
-    """The fewest GPUs that must be added, by model, so that all rates are carried."""
-    columns = _columns(loads)
-    rows = _rows(columns, loads, pool, 1.0)
-    added = np.vstack([np.zeros((len(loads), len(pool))), -np.eye(len(pool))])
-    low = np.array([1.0] * len(loads) + [-np.inf] * len(pool))
-    high = np.array([np.inf] * len(loads) + [float(gpus) for gpus in pool.values()])
-    # Of the same number, the models that are named first, so that the answer is one.
-    cost = np.array([0.0] * len(columns) + [1.0 + CAPACITY_GAP * place for place in range(len(pool))])
-    bounds = [np.inf if column.instances_most is None else float(column.instances_most) for column in columns]
-    most = np.array([*bounds, *([np.inf] * len(pool))])
-    found = _solve_program(cost, np.hstack([rows, added]), low, high, whole=np.ones(len(most), np.bool_), most=most)
-    if found is None:
-        raise NoFeasibleConfiguration("fleet", "the solver found no number of GPUs", "report this: it is a fault")
-    gpus = (round(float(value)) for value in found[len(columns) :])
-    return {model: number for model, number in zip(pool, gpus, strict=True) if number}
-
+from eelgrid_controller.whatif.slice_layouts import (
+    PartitionedGpus,
+    PoolLayouts,
+    build_slice_layouts,
+    count_partitioned,
+    cover_slices,
+    find_slice_problem,
+)
+from eelgrid_protos.catalogue.products import MigGeometry
 
 _COUNT_MOST = 100_000  # GPUs of one model
 _RATE_MOST_HZ = 1e12
@@ -159,10 +47,17 @@ _RATE_MOST_HZ = 1e12
 
 @dataclass(frozen=True, slots=True)
 class FrontierPool:
-    """The GPUs of one model: how many, and what an idle one draws."""
+    """The GPUs of one model: how many, what an idle one draws, and how it can be partitioned."""
 
     count: int
     idle_w: float
+    geometry: MigGeometry | None = None  # None where it cannot
+    idle_mig_w: float | None = None  # of an idle one with MIG on; None for the same
+
+    @property
+    def partitioned_w(self) -> float:
+        """What a partitioned GPU draws before any slice is in use."""
+        return self.idle_w if self.idle_mig_w is None else self.idle_mig_w
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +111,17 @@ def _flaw(point: Point, asked: set[str], fleet: Mapping[str, FrontierPool]) -> s
         return f"workload {point.workload}: no service asks for it"
     if configuration.gpu_model not in fleet:
         return f"{configuration.gpu_model}: not in the fleet"
+    pool = fleet[configuration.gpu_model]
     if configuration.mig_profile:
-        return "MIG slices: whole GPUs alone are planned here"
+        if problem := find_slice_problem(configuration, pool.geometry):
+            return f"{configuration.mig_profile}: {problem.problem}"
+        if configuration.power_limit_w is not None or configuration.clock_mhz is not None:
+            return "MIG slices at a power limit or locked clock: these are set for whole GPUs; measure at the default"
     if point.power_w is None:
         return "watts not measured"
-    idle_w = fleet[configuration.gpu_model].idle_w * configuration.gpus
+    if configuration.mig_profile:
+        return None  # what it adds to an idle GPU
+    idle_w = pool.idle_w * configuration.gpus
     if point.power_w < idle_w:
         raise InvalidServingValue(
             "power_w",
@@ -229,6 +130,29 @@ def _flaw(point: Point, asked: set[str], fleet: Mapping[str, FrontierPool]) -> s
             "correct the point, or give idle_w with the fleet",
         )
     return None
+
+
+def _name_slice(point: Point, fleet: Mapping[str, FrontierPool]) -> Point:
+    """The point with the printed name of its MIG profile, which may be given by the catalogue's key."""
+    where = point.configuration
+    geometry = fleet[where.gpu_model].geometry
+    profile = geometry.profile(where.mig_profile) if geometry is not None and where.mig_profile else None
+    if profile is None or profile.name == where.mig_profile:
+        return point
+    return replace(point, configuration=replace(where, mig_profile=profile.name))
+
+
+def _find_layouts(known: UsablePoints, fleet: Mapping[str, FrontierPool]) -> PoolLayouts:
+    """The layouts of the models of which slices were measured."""
+    profiles: dict[str, set[str]] = {}
+    for where in (point.configuration for mine in (*known.points, *known.training) for point in mine):
+        if where.mig_profile:
+            profiles.setdefault(where.gpu_model, set()).add(where.mig_profile)
+    found = {}
+    for model, pool in fleet.items():
+        if model in profiles and pool.geometry is not None:
+            found[model] = build_slice_layouts(pool.geometry, profiles[model], pool.partitioned_w - pool.idle_w)
+    return found
 
 
 def is_measured_on(point: Point, runs_on: tuple[str, int]) -> bool:
@@ -268,10 +192,16 @@ def select_usable_points(
             raise InvalidServingValue(f"fleet {model}", f"{gpus.count} GPUs", f"give 0 to {_COUNT_MOST}")
         if gpus.idle_w < 0.0:
             raise InvalidServingValue(f"fleet {model}", f"{gpus.idle_w:g} W idle", "give 0 or more")
+        if gpus.partitioned_w < gpus.idle_w:
+            raise InvalidServingValue(
+                f"fleet {model}",
+                f"{gpus.partitioned_w:g} W idle with MIG on, less than {gpus.idle_w:g} W without",
+                "correct idle_w or idle_mig_w",
+            )
     asked = {service.workload for service in services} | {job.workload for job in training}
     flaws = [_flaw(point, asked, fleet) for point in points]
     passed = Counter(flaw for flaw in flaws if flaw is not None)
-    sound = [point for point, flaw in zip(points, flaws, strict=True) if flaw is None]
+    sound = [_name_slice(point, fleet) for point, flaw in zip(points, flaws, strict=True) if flaw is None]
     found = []
     for service in services:
         mine = tuple(p for p in sound if p.workload == service.workload)
@@ -280,7 +210,7 @@ def select_usable_points(
             raise NoFeasibleConfiguration(
                 f"service {service.name}",
                 f"no point of {service.workload} on a model of the fleet"
-                + (f" has its latency at quantile {service.quantile:g}" if mine else " with watts on whole GPUs"),
+                + (f" has its latency at quantile {service.quantile:g}" if mine else " with watts"),
                 "measure one, or correct the workload, the quantile or the fleet",
             )
         if len(mine) > len(timed):
@@ -292,7 +222,7 @@ def select_usable_points(
         if not trained[-1]:
             raise NoFeasibleConfiguration(
                 f"training {job.name}",
-                f"no point of {job.workload} on a model of the fleet with watts on whole GPUs",
+                f"no point of {job.workload} on a model of the fleet with watts",
                 "measure one, or correct the workload or the fleet",
             )
         most_hz = max(point.throughput_hz for point in trained[-1])
@@ -378,8 +308,14 @@ class FrontierPlan:
 
     power_w: float  # of the fleet, unused GPUs idle
     serving_w: float  # of the GPUs that serve or train
-    gpus: Mapping[str, int]  # that serve or train, by model
+    gpus: Mapping[str, int]  # that serve or train, by model; partitioned ones among them
     placed: tuple[PlacedInstances, ...]
+    partitioned: tuple[PartitionedGpus, ...] = ()
+
+    @property
+    def partitioned_gpus(self) -> Mapping[str, int]:
+        """The number of partitioned GPUs by model."""
+        return count_partitioned(self.partitioned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +388,7 @@ def _plan(
     names: Sequence[str],
     loads: Sequence[CapacityLoad],
     fleet: Mapping[str, FrontierPool],
+    layouts: PoolLayouts,
     carried: CapacityResult,
 ) -> FrontierPlan | None:
     """The least watts at which all rates are served, or None."""
@@ -462,9 +399,8 @@ def _plan(
         for load in loads
     ]
     try:
-        serving = choose_instances(
-            asks, {model: gpus.count for model, gpus in fleet.items()}, window_s=1.0, amortised=1
-        )
+        pool = {model: gpus.count for model, gpus in fleet.items()}
+        serving = choose_instances(asks, pool, window_s=1.0, amortised=1, layouts=layouts)
     except NoFeasibleConfiguration:
         if carried.factor < 1.0:
             return None
@@ -476,11 +412,17 @@ def _plan(
             used[shape.configuration.gpu_model] += shape.gpus * count
             if count:
                 placed.append(PlacedInstances(name, shape.configuration, count))
-    serving_w = math.fsum(
+    partitioned = cover_slices(layouts, count_slices(asks, serving))
+    watts = [
         dispatch_load(ask.shapes, counts, ask.demand_hz).power_w for ask, counts in zip(asks, serving, strict=True)
-    )
+    ]
+    for model, count in count_partitioned(partitioned).items():
+        used[model] += count
+        watts.append(count * fleet[model].partitioned_w)
+    serving_w = math.fsum(watts)
     unused_w = math.fsum((gpus.count - used[model]) * gpus.idle_w for model, gpus in fleet.items())
-    return FrontierPlan(serving_w + unused_w, serving_w, {model: n for model, n in used.items() if n}, tuple(placed))
+    in_use = {model: count for model, count in used.items() if count}
+    return FrontierPlan(serving_w + unused_w, serving_w, in_use, tuple(placed), partitioned)
 
 
 def _mark_rows(rows: Sequence[FrontierRow]) -> tuple[FrontierRow, ...]:
@@ -519,6 +461,7 @@ class _Sweep:
         self._known, self._services, self._fleet = known, services, fleet
         self._pool = {model: gpus.count for model, gpus in fleet.items()}
         self._idle_w = {model: gpus.idle_w for model, gpus in fleet.items()}
+        self._layouts = _find_layouts(known, fleet)
         self._names = [*(service.name for service in services), *(job.name for job in training)]
         self._training = [
             CapacityLoad(job.rate_hz, training_shapes(mine, self._idle_w), None if job.runs_on is None else 1)
@@ -544,18 +487,18 @@ class _Sweep:
             self.rows.append(replace(self.rows[-1], latency_s=latency_s))
             return
         self._before = loads
-        carried = largest_factor(loads, self._pool, self._training)
+        carried = largest_factor(loads, self._pool, self._training, self._layouts)
         if carried.factor > self._best.factor * (1.0 + CAPACITY_GAP):
             self._best = carried
-        plan = _plan(self._names, [*loads, *self._training], self._fleet, carried)
+        plan = _plan(self._names, [*loads, *self._training], self._fleet, self._layouts, carried)
         held = self.rows[-1].plan if self.rows else None
         if held is not None and (plan is None or plan.power_w >= held.power_w * (1.0 - _SOLVED)):
             plan = held
         factor = self._best.factor if plan is None else max(self._best.factor, 1.0)
         if self._training:
-            most = largest_factor(self._training, self._pool, loads).factor
+            most = largest_factor(self._training, self._pool, loads, self._layouts).factor
             self._best_training = max(self._best_training, most, 0.0 if plan is None else 1.0)
-        lacks = {} if plan is not None else missing_gpus([*loads, *self._training], self._pool)
+        lacks = {} if plan is not None else missing_gpus([*loads, *self._training], self._pool, self._layouts)
         self.rows.append(FrontierRow(latency_s, factor, plan, lacks, training_factor=self._best_training))
 
     def trace_training(self, row: FrontierRow) -> Iterator[TrainingStep]:
@@ -565,9 +508,8 @@ class _Sweep:
         for step in range(_TRAINING_STEPS + 1):
             factor = row.training_factor * (1.0 - CAPACITY_GAP) * step / _TRAINING_STEPS
             some = [load._replace(rate_hz=load.rate_hz * factor) for load in self._training] if step else []
-            plan = _plan(
-                self._names[: len(services) + len(some)], [*services, *some], self._fleet, CapacityResult(0.0, ())
-            )
+            names = self._names[: len(services) + len(some)]
+            plan = _plan(names, [*services, *some], self._fleet, self._layouts, CapacityResult(0.0, ()))
             if plan is not None:
                 least_w = max(least_w, plan.power_w)
                 yield TrainingStep(row.latency_s, factor, least_w)

@@ -1,8 +1,8 @@
 """Service instances that keep a latency objective: the power at which they serve a load, and which of a pool serve it.
 
 Each instance shape runs along the concave hull of throughput over power; a load is dispatched at least power. One
-service alone is solved exactly by branch and bound; services that compete for a short pool are solved together as a
-mixed-integer program (HiGHS).
+service alone is solved exactly by branch and bound; services that compete for a short pool, or share partitioned GPUs,
+are solved together as a mixed-integer program (HiGHS).
 """
 
 import math
@@ -18,6 +18,15 @@ from numpy.typing import NDArray
 from eelgrid_controller.partition.mixed_integer import solve_mixed_integer
 from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_controller.profiles.queueing_model import QuantileObjective
+from eelgrid_controller.whatif.slice_layouts import (
+    NO_LAYOUTS,
+    PoolLayouts,
+    SliceKind,
+    count_partitioned,
+    cover_slices,
+    list_layout_columns,
+    most_slices,
+)
 from eelgrid_kernels.arrays import Floats
 
 if TYPE_CHECKING:
@@ -47,13 +56,19 @@ class InstanceShape:
 
     configuration: Configuration  # batch is that of no one point: 0
     steps: tuple[HullStep, ...]  # throughput and watts rise, watts per added token too
-    idle_w: float  # of all its GPUs
+    idle_w: float  # of all its GPUs; 0 for a slice, whose watts are what it adds
     start_j: float  # energy of a start, on top of what its GPUs would draw idle
 
     @property
     def gpus(self) -> int:
-        """GPUs of one instance."""
-        return self.configuration.gpus
+        """Whole GPUs of one instance; 0 for a slice."""
+        return 0 if self.configuration.mig_profile else self.configuration.gpus
+
+    @property
+    def slice_kind(self) -> SliceKind | None:
+        """The slice that one instance takes; None where it takes whole GPUs."""
+        where = self.configuration
+        return SliceKind(where.gpu_model, where.mig_profile) if where.mig_profile else None
 
     @property
     def throughput_hz(self) -> float:
@@ -100,7 +115,7 @@ def feasible_shapes(
 ) -> tuple[InstanceShape, ...]:
     """The shapes with an admissible point, in the order of their first; NoFeasibleConfiguration if there is none.
 
-    `idle_w` is of one GPU by model. A start costs `start_s` at the least watts that the
+    `idle_w` is of one GPU by model, and is not part of the watts of slices. A start costs `start_s` at the least watts that the
     shape was measured at. A point without watts, or without this quantile, is passed over.
     """
     if start_s < 0.0:
@@ -144,7 +159,7 @@ def _build_shapes(
             raise InvalidServingValue(
                 "idle_w", f"no idle watts of {configuration.gpu_model}", "give them for every model"
             )
-        idle = idle_w[configuration.gpu_model] * configuration.gpus
+        idle = 0.0 if configuration.mig_profile else idle_w[configuration.gpu_model] * configuration.gpus
         start_j = start_s * min(step.power_w for step in steps)
         if part_load is PartLoad.PROPORTIONAL:
             steps.append(HullStep(0.0, idle, IDLE_POINT))
@@ -211,8 +226,15 @@ class _Program(NamedTuple):
     columns: list[_Columns]
 
 
-def _build_program(asks: Sequence[ServiceDemand], pool: Mapping[str, int], window_s: float, amortised: int) -> _Program:
-    """The program of a window."""
+def list_slice_kinds(shapes: Iterable[InstanceShape]) -> list[SliceKind]:
+    """The kinds of slices that shapes take, each once."""
+    return list(dict.fromkeys(kind for shape in shapes if (kind := shape.slice_kind) is not None))
+
+
+def _build_program(
+    asks: Sequence[ServiceDemand], pool: Mapping[str, int], layouts: PoolLayouts, payback_s: float
+) -> _Program:
+    """The program of a window; what a start takes in joules is spread over `payback_s`."""
     from scipy.sparse import coo_array
 
     columns: list[_Columns] = []
@@ -225,6 +247,11 @@ def _build_program(asks: Sequence[ServiceDemand], pool: Mapping[str, int], windo
     models = {model: number for number, model in enumerate(pool)}
     low += [0.0] * len(models)
     high += [float(pool[model]) for model in models]
+    kinds = {
+        kind: len(low) + at for at, kind in enumerate(list_slice_kinds(shape for ask in asks for shape in ask.shapes))
+    }
+    low += [0.0] * len(kinds)
+    high += [np.inf] * len(kinds)
     for number, ask in enumerate(asks):
         demand_row = len(low)
         # In units of the demand, for the solver's tolerances; so little is asked for that nothing gives less.
@@ -237,10 +264,11 @@ def _build_program(asks: Sequence[ServiceDemand], pool: Mapping[str, int], windo
             model = shape.configuration.gpu_model
             if model not in models:
                 raise InvalidServingValue("pool", f"no {model} in it", "say how many GPUs of each model there are")
-            cost += [0.0, shape.start_j / (amortised * window_s)]
+            cost += [0.0, shape.start_j / payback_s]
             whole += [1, 0]
             most += [float(loaded) if ask.only_loaded else np.inf, np.inf]
-            rows.append((models[model], first, float(shape.gpus)))
+            kind = shape.slice_kind
+            rows.append((models[model], first, float(shape.gpus)) if kind is None else (kinds[kind], first, -1.0))
             equal, started = len(low), len(low) + 1
             low += [0.0, -float(loaded)]
             high += [0.0, np.inf]
@@ -251,6 +279,12 @@ def _build_program(asks: Sequence[ServiceDemand], pool: Mapping[str, int], windo
                 most.append(np.inf)
                 rows.append((equal, first + 2 + at, 1.0))
                 rows.append((demand_row, first + 2 + at, step.throughput_hz / unit_hz))
+    for layout in list_layout_columns(layouts, kinds):
+        rows.append((models[layout.gpu_model], len(cost), 1.0))
+        rows += [(kinds[kind], len(cost), float(count)) for kind, count in layout.slices.items() if count]
+        cost.append(layout.mig_w)
+        whole.append(1)
+        most.append(np.inf)
     row, column, value = zip(*rows, strict=True)
     table = coo_array((value, (row, column)), shape=(len(low), len(cost))).tocsc()
     return _Program(
@@ -259,12 +293,16 @@ def _build_program(asks: Sequence[ServiceDemand], pool: Mapping[str, int], windo
 
 
 def solve_joint(
-    asks: Sequence[ServiceDemand], pool: Mapping[str, int], window_s: float, amortised: int
+    asks: Sequence[ServiceDemand],
+    pool: Mapping[str, int],
+    window_s: float,
+    amortised: int,
+    layouts: PoolLayouts = NO_LAYOUTS,
 ) -> tuple[tuple[int, ...], ...]:
-    """All services in one program, where the pool is short."""
+    """All services in one program, where the pool is short or partitioned GPUs cost more than their slices."""
     serving = [[0] * len(ask.shapes) for ask in asks]
     asking = [number for number, ask in enumerate(asks) if ask.demand_hz > 0.0]
-    program = _build_program([asks[number] for number in asking], pool, window_s, amortised)
+    program = _build_program([asks[number] for number in asking], pool, layouts, amortised * window_s)
     found = solve_mixed_integer(
         program.cost,
         program.table,
@@ -470,34 +508,70 @@ START_WINDOWS = 10  # windows that pay for a start
 
 
 def choose_instances(
-    asks: Sequence[ServiceDemand], pool: Mapping[str, int], *, window_s: float, amortised: int = START_WINDOWS
+    asks: Sequence[ServiceDemand],
+    pool: Mapping[str, int],
+    *,
+    window_s: float,
+    amortised: int = START_WINDOWS,
+    layouts: PoolLayouts = NO_LAYOUTS,
 ) -> tuple[tuple[int, ...], ...]:
-    """The instances that serve, by service and shape; NoFeasibleConfiguration if the pool cannot give all demands."""
-    each = [_alone(ask, pool, window_s, amortised) for ask in asks]
+    """The instances that serve, by service and shape; NoFeasibleConfiguration if the pool cannot give all demands.
+
+    `layouts` is of the models of which shapes take slices.
+    """
+    each = [_alone(ask, pool, layouts, amortised * window_s) for ask in asks]
     if all(serving is not None for serving in each):
         found = tuple(serving for serving in each if serving is not None)
-        if _fits(asks, found, pool):
+        if _fits(asks, found, pool, layouts):
             return found  # the best of each is the best of all
-    return solve_joint(asks, pool, window_s, amortised)
+    return solve_joint(asks, pool, window_s, amortised, layouts)
 
 
-def _alone(ask: ServiceDemand, pool: Mapping[str, int], window_s: float, amortised: int) -> tuple[int, ...] | None:
-    """The best of one service, if no other wanted the pool."""
+def most_instances(shape: InstanceShape, pool: Mapping[str, int], layouts: PoolLayouts) -> int:
+    """How many instances of a shape the pool has room for; raises InvalidServingValue for a model that it lacks."""
+    model = shape.configuration.gpu_model
+    if model not in pool:
+        raise InvalidServingValue("pool", f"no {model} in it", "say how many GPUs of each model there are")
+    kind = shape.slice_kind
+    return pool[model] // shape.gpus if kind is None else pool[model] * most_slices(layouts, kind)
+
+
+def _alone(
+    ask: ServiceDemand, pool: Mapping[str, int], layouts: PoolLayouts, payback_s: float
+) -> tuple[int, ...] | None:
+    """The best of one service, if no other wanted the pool and slices cost no more than they add."""
     most = []
     for shape, loaded in zip(ask.shapes, ask.loaded, strict=True):
-        model = shape.configuration.gpu_model
-        if model not in pool:
-            raise InvalidServingValue("pool", f"no {model} in it", "say how many GPUs of each model there are")
-        room = pool[model] // shape.gpus
+        room = most_instances(shape, pool, layouts)
         most.append(min(room, loaded) if ask.only_loaded else room)
-    start_w = [shape.start_j / (amortised * window_s) for shape in ask.shapes]
+    start_w = [shape.start_j / payback_s for shape in ask.shapes]
     found = search_instances(ask.shapes, ask.demand_hz, loaded=ask.loaded, start_w=start_w, most=most)
     return None if found is None else found.serving
 
 
-def _fits(asks: Sequence[ServiceDemand], serving: Sequence[Sequence[int]], pool: Mapping[str, int]) -> bool:
+def count_slices(asks: Sequence[ServiceDemand], serving: Sequence[Sequence[int]]) -> dict[SliceKind, int]:
+    """The slices that instances take."""
+    found: dict[SliceKind, int] = {}
+    for ask, counts in zip(asks, serving, strict=True):
+        for shape, count in zip(ask.shapes, counts, strict=True):
+            kind = shape.slice_kind
+            if kind is not None and count:
+                found[kind] = found.get(kind, 0) + count
+    return found
+
+
+def _fits(
+    asks: Sequence[ServiceDemand], serving: Sequence[Sequence[int]], pool: Mapping[str, int], layouts: PoolLayouts
+) -> bool:
+    """Whether the pool has room for the instances, and their slices cost no more than they add."""
     used = dict.fromkeys(pool, 0)
     for ask, counts in zip(asks, serving, strict=True):
         for shape, count in zip(ask.shapes, counts, strict=True):
             used[shape.configuration.gpu_model] += count * shape.gpus
-    return all(used[model] <= gpus for model, gpus in pool.items())
+    if any(used[model] > gpus for model, gpus in pool.items()):
+        return False
+    slices = count_slices(asks, serving)
+    if any(layouts[kind.gpu_model].mig_w > 0.0 for kind in slices):
+        return False
+    partitioned = count_partitioned(cover_slices(layouts, slices))
+    return all(used[model] + partitioned.get(model, 0) <= gpus for model, gpus in pool.items())
