@@ -159,6 +159,75 @@ def test_the_picture(folder):
     assert (folder / "none.png").stat().st_size > 1000
 
 
+SLICES = "chat,A30,1g.6gb,1,1,1,,5,20,,0.1,,mine\nchat,A30,2g.12gb,,1,1,,10,36,,0.1,,mine\n"
+SLICED = SERVICES.replace("H200: 4", "A30: {gpus: 2, idle_w: 30, idle_mig_w: 40}\n  H200: 1")
+
+
+@pytest.fixture
+def sliced(folder):
+    (folder / "points.csv").write_text(TITLES + TIGHT + SLICES)
+    (folder / "services.yaml").write_text(SLICED)
+    return folder
+
+
+def test_slices_in_the_table(sliced):
+    """Two slices of 36 W on a GPU that draws 40 W with MIG on, beside idle ones of 30 and 76 W."""
+    done = run()
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines() == [
+        "OBJECTIVE  WATTS  J/REQUEST  RATES  GPUS   PARTITIONED  MARK",
+        "    0.1 s  218.0       10.9   x2.5  1xA30  1xA30        performance,balanced,energy",
+        "",
+        "OBJECTIVE  SERVICE  WHOLE GPUS  SLICES",
+        "    0.1 s  s        -           2x2g.12gb of A30",
+    ]
+
+
+def test_slices_in_json_and_in_the_file_of_results(sliced):
+    found = json.loads(run("-o", "json", "--out", "out.csv").stdout)
+    (row,) = found["rows"]
+    assert (row["power_w"], row["serving_w"], row["partitioned"]) == (218.0, 112.0, {"A30": 1})
+    assert row["layouts"] == [{"gpu_model": "A30", "slices": {"2g.12gb": 2}, "gpus": 1}]
+    assert [(one["mig_profile"], one["instances"]) for one in row["instances"]] == [("2g.12gb", 2)]
+    with (sliced / "out.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert (line["gpus"], line["partitioned"], line["slices"]) == ("1xA30", "1xA30", "2x2g.12gb of A30")
+
+
+def test_slices_and_training_in_the_picture(sliced):
+    pytest.importorskip("matplotlib")
+    assert run("--plot", "f.png").exit_code == 0
+    plain = (sliced / "f.png").stat().st_size
+    (sliced / "points.csv").write_text(TITLES + TIGHT + SLICES + "bert,A30,2g.12gb,,1,1,,10,36,,,,mine\n")
+    (sliced / "services.yaml").write_text(
+        SLICED.replace("fleet:", "training: [{name: t, workload: bert, rate_hz: 5}]\nfleet:")
+    )
+    done = run("--plot", "f.png")
+    assert done.exit_code == 0, done.output
+    assert "1x2g.12gb of A30" in done.stdout
+    assert (sliced / "f.png").stat().st_size > plain
+
+
+def test_watts_with_mig_on_are_the_catalogues_unless_given(sliced):
+    (sliced / "services.yaml").write_text(SLICED.replace(", idle_mig_w: 40", ""))
+    assert json.loads(run("-o", "json").stdout)["rows"][0]["power_w"] == 210.0  # the A30's 32 W
+    (sliced / "services.yaml").write_text(SLICED.replace("idle_w: 30, idle_mig_w: 40", "idle_w: 35"))
+    assert json.loads(run("-o", "json").stdout)["rows"][0]["power_w"] == 218.0  # not less than without
+    (sliced / "services.yaml").write_text(SLICED.replace("idle_mig_w: 40", "idle_mig_w: 10"))
+    assert "10 W idle with MIG on, less than 30 W without" in run().stderr
+    (sliced / "services.yaml").write_text(SLICED.replace("idle_mig_w: 40", "idle_mig_w: -1"))
+    assert "fleet: A30: idle_mig_w: is -1" in run().stderr
+
+
+def test_slices_of_a_model_that_the_catalogue_does_not_know_are_counted(sliced):
+    (sliced / "points.csv").write_text(TITLES + TIGHT + SLICES.replace("A30", "X9"))
+    (sliced / "services.yaml").write_text(SLICED.replace("A30", "X9").replace("H200: 1", "H200: 2"))
+    done = run()
+    assert done.exit_code == 0, done.output
+    assert "1 point skipped: 2g.12gb: no MIG layout of X9 is known" in done.stderr
+    assert "PARTITIONED" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("option", "module", "remedy"),
     [
@@ -206,6 +275,12 @@ def test_help_loads_no_arithmetic():
         ("chat,,,1,1,1,,10,200,,0.1,,\n", "line 3, column gpu_model: is empty"),
         ("chat,H200,,1\n", "line 3, column batch: 4 cells under 13 columns"),
         ("chat,H200,,1,1,1,,10,1,,0.1,,\n", "draws 1 W, less than 76 W idle"),
+        (
+            "chat,H200,1g.10gb,1,1,1,,10,20,,0.1,,\n",
+            "line 3, column mig_profile: is 1g.10gb: H200 has no profile 1g.10gb",
+        ),
+        ("chat,L40S,1g.10gb,1,1,1,,10,20,,0.1,,\n", "column mig_profile: is 1g.10gb: no MIG layout of L40S is known"),
+        ("chat,H200,1g.18gb,2,1,1,,10,20,,0.1,,\n", "line 3, column gpus: is 2: 2 of 1g.18gb, but a process sees one"),
         (TIGHT * 10_000, "line 10002: is past 10000 rows"),
     ],
 )

@@ -316,6 +316,30 @@ def test_the_running_frontier_leaves_out_a_job_that_it_cannot_plan(eelctl, fake,
 
 
 @pytest.mark.usefixtures("some_work")
+@pytest.mark.parametrize("capable", [True, False])
+def test_the_running_frontier_uses_slices_of_gpus_that_can_be_partitioned(eelctl, fake, tmp_path, capable):
+    lines = "chat,A30,1,20,100,0.3,0.4,\nchat,A30,1,5,10,0.3,0.4,1g.6gb\n"
+    titles = "workload,gpu_model,batch,throughput_hz,power_w,latency_p50_s,latency_p95_s,mig_profile\n"
+    (tmp_path / "points.csv").write_text(titles + lines)
+    eelctl("profile", "import", str(tmp_path / "points.csv"))
+    node = a_node(model="A30", gpus=3)
+    gpus = [
+        replace(gpu, catalogue_key="a30", mig_capable=capable, mig_enabled=capable and gpu.index == 0)
+        for gpu in node.inventory.gpus
+    ]
+    fake.nodes = [replace(node, inventory=replace(node.inventory, gpus=tuple(gpus)))]
+    del fake.workloads["train"]
+    done = eelctl("frontier", "--running")
+    # 10 requests a second: two slices of 10 W beside 32 W idle, or 100 W.
+    assert ("A30: MIG mode is on for 1 of 3 GPUs now; to change it, the GPU is reset" in done.stderr) is capable
+    assert ("chat: runs on slices only if it is submitted with `slices: true`" in done.stderr) is capable
+    assert ("2x1g.6gb of A30" in done.stdout) is capable
+    assert ("1 point skipped: 1g.6gb: no MIG layout of A30 is known" in done.stderr) is not capable
+    (row,) = json.loads(eelctl("-o", "json", "frontier", "--running").stdout)["rows"]
+    assert row["power_w"] == (3 * 32.0 + 2 * 10.0 if capable else 2 * 32.0 + 100.0)
+
+
+@pytest.mark.usefixtures("some_work")
 def test_progress_from_the_command_line_and_from_a_training_loop(eelctl, fake):
     eelctl("progress", "train", "12.5")
     reporter = Reporter({"EELGRID_CONTROLLER": eelctl.address, "EELGRID_WORKLOAD": "train"}, every_s=0.05)

@@ -5,8 +5,9 @@ whatif.frontier's; both are imported when the command runs.
 """
 
 import csv
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -43,14 +44,10 @@ def load_pyplot() -> Any:
 def draw_frontier(path: Path, found: "Frontier") -> None:
     """Draws energy per request over the latency objective, with training also the power over how much is trained.
 
-    The steps show what holds between objectives.
+    Where services run on MIG slices, the GPUs in use are drawn below. The steps show what holds between objectives.
     """
     plt = load_pyplot()
-    if found.training:
-        figure, (axes, right) = plt.subplots(1, 2, figsize=(14, 5.5), layout="constrained", width_ratios=(3, 2))
-        _draw_training(right, found)
-    else:
-        figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
+    figure, axes = _make_figure(plt, found)
     rows = [(row, row.plan) for row in found.rows if row.plan is not None]
     unit, what = (
         (1000.0, "power of the fleet, kW") if found.training else (found.rate_hz, "energy of the fleet, J per request")
@@ -87,7 +84,8 @@ def draw_frontier(path: Path, found: "Frontier") -> None:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("")
     axes.margins(x=0.1, y=0.12)
-    axes.set_xlabel("latency objective, s")
+    if not _uses_slices(found):
+        axes.set_xlabel("latency objective, s")
     axes.set_ylabel(what)
     axes.set_title(f"{found.rate_hz:g} requests a second; colour: the most that the fleet carries", fontsize=11)
     axes.grid(alpha=0.3, which="both")
@@ -96,6 +94,51 @@ def draw_frontier(path: Path, found: "Frontier") -> None:
         axes.legend(fontsize=9)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def _make_figure(plt: Any, found: "Frontier") -> tuple[Any, Any]:
+    """Makes the figure and draws all but the main part, whose axes are returned."""
+    sliced, trained = _uses_slices(found), bool(found.training)
+    parts = [["main", "training"] if trained else ["main"]]
+    if sliced:
+        parts.append(["gpus", "training"] if trained else ["gpus"])
+    figure, axes = plt.subplot_mosaic(
+        parts,
+        figsize=(14 if trained else 9, 7.5 if sliced else 5.5),
+        layout="constrained",
+        width_ratios=(3, 2) if trained else (1,),
+        height_ratios=(5, 2) if sliced else (1,),
+    )
+    if trained:
+        _draw_training(axes["training"], found)
+    if sliced:
+        axes["gpus"].sharex(axes["main"])
+        _draw_gpus(axes["gpus"], found)
+    return figure, axes["main"]
+
+
+def _draw_gpus(axes: Any, found: "Frontier") -> None:
+    """Draws how many GPUs are in use at each objective, whole and, by model, partitioned into MIG slices."""
+    rows = [(row.latency_s, row.plan) for row in found.rows if row.plan is not None]
+    partitioned = [plan.partitioned_gpus for _, plan in rows]
+    models = dict.fromkeys(model for counts in partitioned for model in counts)
+    heights = [
+        [sum(plan.gpus.values()) - sum(counts.values()) for (_, plan), counts in zip(rows, partitioned, strict=True)]
+    ]
+    heights += [[counts.get(model, 0) for counts in partitioned] for model in models]
+    labels = ["whole GPUs", *(f"{model} in slices" for model in models)]
+    colours = ("0.75", "tab:blue", "tab:orange", "tab:green", "tab:purple", "tab:brown")
+    below = [0] * len(rows)
+    for number, (label, counts) in enumerate(zip(labels, heights, strict=True)):
+        above = [low + count for low, count in zip(below, counts, strict=True)]
+        colour = colours[0] if number == 0 else colours[1 + (number - 1) % (len(colours) - 1)]
+        axes.fill_between([at for at, _ in rows], below, above, step="post", color=colour, linewidth=0.0, label=label)
+        below = above
+    axes.set_ylim(bottom=0.0)
+    axes.set_xlabel("latency objective, s")
+    axes.set_ylabel("GPUs in use")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=9)
 
 
 def _draw_training(axes: Any, found: "Frontier") -> None:
@@ -129,9 +172,25 @@ def _of(gpus: Any) -> str:
     return " ".join(f"{count}x{model}" for model, count in gpus.items())
 
 
+def _uses_slices(found: "Frontier") -> bool:
+    return any(row.plan is not None and row.plan.partitioned for row in found.rows)
+
+
+def _slices_of(slices: Any) -> str:
+    """Returns numbers of slices by model and profile as text: `2x1g.6gb 1x2g.12gb of A30`."""
+    models = dict.fromkeys(model for model, _ in slices)
+    return ", ".join(
+        " ".join(f"{count}x{profile}" for (other, profile), count in slices.items() if other == model) + f" of {model}"
+        for model in models
+    )
+
+
 def _columns(found: "Frontier") -> tuple[TableColumn["FrontierRow"], ...]:
     def energy(row: "FrontierRow") -> str:
         return "" if row.plan is None else f"{row.plan.power_w / found.rate_hz:.4g}"
+
+    def partitioned(row: "FrontierRow") -> str:
+        return "" if row.plan is None else _of(row.plan.partitioned_gpus)
 
     trained = (TableColumn["FrontierRow"]("TRAINING", lambda row: f"x{row.training_factor:.4g}", right=True),)
     return (
@@ -142,9 +201,44 @@ def _columns(found: "Frontier") -> tuple[TableColumn["FrontierRow"], ...]:
         TableColumn("RATES", lambda row: f"x{row.factor:.4g}", right=True),
         *(trained if found.training_hz else ()),
         TableColumn("GPUS", lambda row: f"lacks {row.binding_constraint}" if row.plan is None else _of(row.plan.gpus)),
+        *((TableColumn["FrontierRow"]("PARTITIONED", partitioned),) if _uses_slices(found) else ()),
         TableColumn("MARK", lambda row: row.mark, colour=lambda row: "green" if row.mark else None),
         TableColumn("EFFICIENT", lambda row: "yes" if row.is_efficient else "no", wide=True),
     )
+
+
+class _ServicePlaces(NamedTuple):
+    """Where a service, or training jobs, run at a marked objective."""
+
+    latency_s: float
+    name: str
+    whole: str
+    slices: str
+
+
+_PLACES_COLUMNS = (
+    TableColumn[_ServicePlaces]("OBJECTIVE", lambda one: f"{one.latency_s:.4g} s", right=True),
+    TableColumn[_ServicePlaces]("SERVICE", lambda one: one.name),
+    TableColumn[_ServicePlaces]("WHOLE GPUS", lambda one: one.whole),
+    TableColumn[_ServicePlaces]("SLICES", lambda one: one.slices),
+)
+
+
+def _list_places(found: "Frontier") -> list[_ServicePlaces]:
+    """Lists what each service runs on at the marked objectives."""
+    places = []
+    for row in found.rows:
+        if row.plan is None or not row.mark:
+            continue
+        for name in dict.fromkeys(placed.service for placed in row.plan.placed):
+            whole, slices = Counter[str](), Counter[tuple[str, str]]()
+            for where, count in ((one.configuration, one.instances) for one in row.plan.placed if one.service == name):
+                if where.mig_profile:
+                    slices[where.gpu_model, where.mig_profile] += count
+                else:
+                    whole[where.gpu_model] += count * where.gpus
+            places.append(_ServicePlaces(row.latency_s, name, _of(whole), _slices_of(slices)))
+    return places
 
 
 def _training_columns(found: "Frontier") -> tuple[TableColumn["TrainingStep"], ...]:
@@ -180,10 +274,16 @@ def _plain(row: "FrontierRow", found: "Frontier") -> dict[str, Any]:
         "mark": row.mark,
         "lacks": dict(row.lacks),
         "gpus": {} if plan is None else dict(plan.gpus),
+        "partitioned": {} if plan is None else dict(plan.partitioned_gpus),
+        "layouts": [
+            {"gpu_model": one.gpu_model, "slices": dict(one.slices), "gpus": one.gpus}
+            for one in (() if plan is None else plan.partitioned)
+        ],
         "instances": [
             {
                 "service": placed.service,
                 "gpu_model": placed.configuration.gpu_model,
+                "mig_profile": placed.configuration.mig_profile,
                 "gpus": placed.configuration.gpus,
                 "processes": placed.configuration.processes,
                 "power_limit_w": placed.configuration.power_limit_w,
@@ -196,10 +296,15 @@ def _plain(row: "FrontierRow", found: "Frontier") -> dict[str, Any]:
 
 def _cells(plain: dict[str, Any]) -> dict[str, Any]:
     """Returns the row as cells of a CSV file."""
-    flat = {key: value for key, value in plain.items() if key != "instances"}
+    flat = {key: value for key, value in plain.items() if key not in {"instances", "layouts"}}
+    slices = Counter[tuple[str, str]]()
+    for placed in plain["instances"]:
+        if placed["mig_profile"]:
+            slices[placed["gpu_model"], placed["mig_profile"]] += placed["instances"]
     for key in ("carried", "efficient"):
         flat[key] = int(flat[key])
-    return flat | {key: _of(flat[key]) for key in ("lacks", "gpus")}
+    texts = {key: _of(flat[key]) for key in ("lacks", "gpus", "partitioned")}
+    return flat | texts | {"slices": _slices_of(slices)}
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -226,7 +331,7 @@ def _read_described_inputs(points: Path | None, services: Path | None) -> Any:
     if points is None or services is None:
         raise click.UsageError("give --points and --services, or --running for the fleet of the controller")
     described = read_services(services)
-    return read_points(points, tuple(described.pools)), described
+    return read_points(points, tuple(described.pools), checks_slices=True), described
 
 
 def _fetch_running_fleet(settings: CliSettings, factor: float) -> Any:
@@ -282,6 +387,10 @@ def _print_frontier(settings: CliSettings, found: "Frontier") -> None:
         echo("")
         for line in text_table(_training_columns(found), found.training, headers=settings.headers):
             echo(line)
+    if places := _list_places(found) if _uses_slices(found) else []:
+        echo("")
+        for line in text_table(_PLACES_COLUMNS, places, headers=settings.headers):
+            echo(line)
     service, latency_s = found.tightest
     echo(f"below {latency_s:.4g} s: {service} has no measured point that fast", err=True)
     if found.objectives > len(found.rows):
@@ -331,7 +440,8 @@ def frontier(
     services, and training jobs, at their rates, and the largest factor on these that it can carry: RATES on those of the
     services, TRAINING on those of the training, each beside the other at its rates. MARK names what the objectives
     performance, balanced (the knee) and energy would choose; at these a second table shows the power by how much is
-    trained. Everything is computed on this machine.
+    trained. Points of MIG slices put services on partitioned GPUs; PARTITIONED counts these, and a table shows the
+    slices of each service at the marked objectives. Everything is computed on this machine.
 
     Exits with 1 if the fleet cannot carry the rates at any objective.
 
@@ -360,6 +470,7 @@ def frontier(
             "tightest": {"service": found.tightest[0], "latency_s": found.tightest[1]},
             "objectives": found.objectives,
             "passed_over": dict(found.passed_over),
+            "notes": list(fleet.notes),
             "training_hz": found.training_hz,
             "training": [
                 {"latency_s": step.latency_s, "factor": step.factor, "power_w": step.power_w} for step in found.training
@@ -369,6 +480,8 @@ def frontier(
         print_plain(settings, plain, ())
     else:
         _print_frontier(settings, found)
+        for note in fleet.notes:
+            echo(note, err=True)
     if found.rows[-1].plan is None:
         last = found.rows[-1]
         raise CliError(

@@ -2,13 +2,14 @@
 
 Owns the formats of the two files (docs/how-to/frontier.md): an error names the line and column, or the field, and what
 to write instead. Of the running fleet those services count that run with a promise, and the GPUs that they or nobody
-hold; and training jobs of which anything was measured, with theirs. Must not know what is computed.
+hold; and training jobs of which anything was measured, with theirs. These GPUs may be partitioned whatever their MIG
+mode is now. Must not know what is computed.
 """
 
 import math
 import re
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.replay.csv_reader import CsvLine, read_lines
 from eelgrid_controller.state.measurements import make_job_profile_name, make_profile_point
+from eelgrid_controller.state.mig_layouts import find_mig_geometry
+from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_controller.whatif.frontier import (
     POINTS_MOST,
     FrontierPool,
@@ -24,7 +27,15 @@ from eelgrid_controller.whatif.frontier import (
     FrontierTraining,
     is_measured_on,
 )
-from eelgrid_protos.catalogue import GpuNameError, load_catalogue, resolve_gpu_model, resolve_product
+from eelgrid_controller.whatif.slice_layouts import find_slice_problem
+from eelgrid_protos.catalogue import (
+    GpuNameError,
+    is_canonical_model,
+    load_catalogue,
+    resolve_gpu_model,
+    resolve_product,
+)
+from eelgrid_protos.catalogue.products import MigGeometry, Product
 from eelgrid_protos.messages import (
     GpuStatus,
     LatencyMetric,
@@ -117,17 +128,39 @@ def _point(line: CsvLine, reported: Collection[str]) -> Point:
     )
 
 
-def read_points(path: Path, reported: Collection[str] = ()) -> tuple[Point, ...]:
+@cache
+def _find_product(model: str) -> Product | None:
+    """Returns the catalogue's product of a model by its canonical name; None for an unknown one."""
+    return resolve_product(model, "gpu_model") if is_canonical_model(model) else None
+
+
+def _check_slice(line: CsvLine, point: Point) -> None:
+    """Raises TraceError if the point's slice does not exist on a model of the catalogue."""
+    where = point.configuration
+    product = _find_product(where.gpu_model)
+    if not where.mig_profile or product is None:
+        return
+    problem = find_slice_problem(where, product.mig)
+    if problem is not None:
+        raise line.cell_error(problem.field, f"is {line.text(problem.field)}: {problem.problem}", problem.remedy)
+
+
+def read_points(path: Path, reported: Collection[str] = (), *, checks_slices: bool = False) -> tuple[Point, ...]:
     """Reads the points of a CSV file; raises TraceError with line, column and remedy.
 
     reported: GPU models of the fleet, which may be unknown to the catalogue.
+    checks_slices: refuse MIG profiles that a model of the catalogue does not have.
     """
-    found = tuple(_point(line, reported) for line in read_lines(path, _NEEDED, POINTS_MOST, others=_OTHERS))
+    found = []
+    for line in read_lines(path, _NEEDED, POINTS_MOST, others=_OTHERS):
+        found.append(_point(line, reported))
+        if checks_slices:
+            _check_slice(line, found[-1])
     if not found:
         raise RequestRefused(
             f"{path}: contains no point", f"write one line per point below the header {','.join(COLUMNS)}"
         )
-    return found
+    return tuple(found)
 
 
 def _fields(value: Any, place: str, needed: tuple[str, ...], others: tuple[str, ...] = ()) -> Mapping[str, Any]:
@@ -183,23 +216,38 @@ def _names(fields: Mapping[str, Any], place: str) -> tuple[str, str]:
     return fields["name"], fields["workload"]
 
 
+_IDLE_FIELDS = ("idle_w", "idle_mig_w")
+
+
 def _gpus(model: Any, value: Any, path: Path) -> tuple[str, FrontierPool]:
     """Reads a model and its GPUs; one whose watts are written keeps the name that it has in the file."""
     place = f"{path}: fleet: {model}"
-    fields = _fields(value, place, ("gpus",), ("idle_w",)) if isinstance(value, Mapping) else {"gpus": value}
+    fields = _fields(value, place, ("gpus",), _IDLE_FIELDS) if isinstance(value, Mapping) else {"gpus": value}
     count = fields["gpus"]
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise RequestRefused(f"{place}: gpus is {count!r}", "write the number of GPUs, for example 8")
-    if "idle_w" in fields:
-        idle_w = _number(fields["idle_w"], f"{place}: idle_w", "write the idle power of one GPU in watts")
-        return str(model), FrontierPool(count, idle_w)
-    try:
-        product = resolve_product(str(model), "model")
-    except GpuNameError as error:
-        raise RequestRefused(
-            f"{place}: {error.problem}", f"{error.remedy}. Or write {{gpus: {count}, idle_w: WATTS}}"
-        ) from None
-    return product.model, FrontierPool(count, product.idle_w)
+    given_w = {
+        name: _number(fields[name], f"{place}: {name}", "write the idle power of one GPU in watts")
+        for name in _IDLE_FIELDS
+        if name in fields
+    }
+    product = _find_product(str(model))
+    if "idle_w" not in given_w:
+        try:
+            product = resolve_product(str(model), "model")
+        except GpuNameError as error:
+            raise RequestRefused(
+                f"{place}: {error.problem}", f"{error.remedy}. Or write {{gpus: {count}, idle_w: WATTS}}"
+            ) from None
+    name = str(model) if product is None or "idle_w" in given_w else product.model
+    idle_w = given_w.get("idle_w", 0.0 if product is None else product.idle_w)
+    idle_mig_w = given_w.get("idle_mig_w", _idle_mig_w(product, idle_w))
+    return name, FrontierPool(count, idle_w, None if product is None else product.mig, idle_mig_w)
+
+
+def _idle_mig_w(product: Product | None, idle_w: float) -> float:
+    """Returns what an idle GPU draws with MIG on: as the catalogue has it, and not less than without."""
+    return max(idle_w, 0.0 if product is None else product.idle_mig_w or 0.0)
 
 
 class DescribedFleet(NamedTuple):
@@ -208,6 +256,7 @@ class DescribedFleet(NamedTuple):
     services: tuple[FrontierService, ...]
     training: tuple[FrontierTraining, ...]
     pools: Mapping[str, FrontierPool]
+    notes: tuple[str, ...] = ()  # what has to change before the fleet can be as it is planned
 
 
 def read_services(path: Path) -> DescribedFleet:
@@ -271,14 +320,48 @@ def _is_ready(gpu: GpuStatus) -> bool:
     return gpu.node_state is NodeState.READY and not gpu.gpu.lost
 
 
-def _fleet(gpus: list[GpuStatus], services: set[str]) -> Mapping[str, FrontierPool]:
-    """Returns by model the GPUs that are ready, and free or held by these services and jobs."""
-    power, counts, idle_w = PriorPowerModel(load_catalogue()), Counter[str](), dict[str, float]()
+def _fleet(gpus: Sequence[GpuStatus]) -> Mapping[str, FrontierPool]:
+    """Returns the GPUs by model; those of a model can be partitioned if all can in the same way."""
+    power, products = PriorPowerModel(load_catalogue()), load_catalogue().products
+    found: dict[str, FrontierPool] = {}
     for one in gpus:
-        if _is_ready(one) and set(one.workload_ids) <= services:
-            counts[one.gpu.model] += 1
-            idle_w[one.gpu.model] = power.gpu(one.gpu).idle_w
-    return {model: FrontierPool(count, idle_w[model]) for model, count in counts.items()}
+        model, idle_w = one.gpu.model, power.gpu(one.gpu).idle_w
+        geometry: MigGeometry | None = find_mig_geometry(one.gpu)
+        before = found.get(model)
+        if before is not None and before.geometry != geometry:
+            geometry = None
+        idle_mig_w = _idle_mig_w(products.get(one.gpu.catalogue_key), idle_w)
+        found[model] = FrontierPool(1 if before is None else before.count + 1, idle_w, geometry, idle_mig_w)
+    return found
+
+
+def _list_slice_notes(
+    gpus: Sequence[GpuStatus],
+    workloads: Sequence[Workload],
+    points: Mapping[str, Sequence[Point]],
+    fleet: Mapping[str, FrontierPool],
+) -> Iterator[str]:
+    """Yields what has to change before services run on slices: how they were submitted, and the MIG mode of GPUs."""
+    usable: set[str] = set()
+    for workload in workloads:
+        promise = workload.spec.service
+        measured = [one.configuration for one in points.get(promise.profile, ())] if promise is not None else []
+        models = {
+            one.gpu_model
+            for one in measured
+            if one.mig_profile
+            and one.gpu_model in fleet
+            and find_slice_problem(one, fleet[one.gpu_model].geometry) is None
+        }
+        usable |= models
+        if models and not is_sliced(workload):
+            yield f"{workload.workload_id}: runs on slices only if it is submitted with `slices: true`"
+    for model in sorted(usable):
+        modes = [one.gpu.mig_enabled for one in gpus if one.gpu.model == model]
+        geometry = fleet[model].geometry
+        takes_reset = geometry is not None and geometry.reset_to_change_mode
+        reset = "; to change it, the GPU is reset" if takes_reset else ""
+        yield f"{model}: MIG mode is on for {sum(modes)} of {len(modes)} GPUs now{reset}"
 
 
 def read_running_fleet(
@@ -312,7 +395,11 @@ def read_running_fleet(
         by_profile.setdefault(point.workload, []).append(point)
     jobs = [_running_job(one, by_profile, models) for one in workloads]
     training = tuple(job for job in jobs if job is not None)
-    fleet = _fleet(gpus, {service.name for service in services} | {job.name for job in training})
+    counted = {service.name for service in services} | {job.name for job in training}
+    theirs = [one for one in gpus if _is_ready(one) and set(one.workload_ids) <= counted]
+    fleet = _fleet(theirs)
     # One that shares its GPUs with what is not counted has none here.
     training = tuple(job for job in training if job.runs_on is not None and job.runs_on[0] in fleet)
-    return points, DescribedFleet(services, training, fleet)
+    asked = [one for one in workloads if one.workload_id in counted]
+    notes = tuple(_list_slice_notes(theirs, asked, by_profile, fleet))
+    return points, DescribedFleet(services, training, fleet, notes)
