@@ -332,3 +332,15 @@ def test_a_node_starts_a_process_when_the_driver_says_that_its_limit_is_in_force
     clock.now_ns += SECOND
     node.on_gpu_use(read_gpu_use(device, node.list_gpus_to_check()))
     assert [key.workload_id for key in processes.attempts] == ["w"]
+
+
+def test_an_attempt_whose_gpu_another_holds_meanwhile_is_not_said_to_lack_its_limit():
+    one = assignment("w", "A", limit_before_start=True)
+    found = limited(one)
+    found.observe({"A": GpuUse((), GIB, 700.0)}, SECOND)
+    # The limit comes while another holds the GPU.
+    found.observe({"A": GpuUse((7,), GIB, 300.0)}, 2 * SECOND)
+    assert found.withdraw_overdue(SECOND + HELD_MOST_NS) == {}
+    (_, reason) = found.withdraw_overdue(2 * SECOND + HELD_MOST_NS)[attempt_key(one)]
+    assert "held by" in reason
+    assert "limit" not in found.cordons["A"]

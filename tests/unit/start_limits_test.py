@@ -17,12 +17,14 @@ from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     AttemptState,
     AttemptStatus,
+    BackfillMode,
     BudgetScope,
     EnforcementMode,
     Mobility,
     PoolMode,
     PowerBudget,
     ProcessSpec,
+    Queue,
     WorkloadKind,
     WorkloadPhase,
 )
@@ -305,3 +307,16 @@ def test_gpus_of_two_models_may_have_the_default_limit_of_the_lesser():
     gpus = tuple(replace(gpu, power_limit_default_w=250.0) if gpu.index < 2 else gpu for gpu in plain.gpus)
     core = make_core(bound_rack(1050.0), nodes=[replace(plain, gpus=gpus)])
     assert submit(core, "job").power_limit_w == 250.0
+
+
+def test_in_a_queue_a_process_is_tried_behind_equal_work_that_no_agent_would_limit():
+    core = make_core(bound_rack(500.0), nodes=[make_node("a")])
+    queues = (Queue(name="default"),)
+    core.update_policy(replace(core.state.policy, queues=queues, backfill=BackfillMode.NONE), now_ns=3)
+    assert submit(core, "pods", process=None, now_ns=4).phase is WorkloadPhase.PENDING
+    assert submit(core, "job", now_ns=5).phase is WorkloadPhase.PENDING
+    core.update_policy(replace(core.state.policy, budgets=(bound_rack(900.0),)), now_ns=6)
+    while core.has_backlog:
+        core.retry(now_ns=7)
+    assert core.workload("pods").phase is WorkloadPhase.PENDING
+    assert core.workload("job").power_limit_w == 225.0
