@@ -8,6 +8,7 @@ import pytest
 from tests.builders.cluster import build_node, build_request
 from tests.builders.server import run_controller
 
+from eelgrid_controller.core import interference_estimates
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
     AttemptState,
@@ -83,7 +84,9 @@ async def test_points_come_back_in_order_and_survive_a_restart(tmp_path: Path) -
         assert (one.total, one.points[0]) == (3, point(1, "b"))
 
 
-async def test_measured_pairs_come_page_by_page(tmp_path: Path) -> None:
+async def test_measured_pairs_come_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Jobs are as fast at once as after their first minutes.
+    monkeypatch.setattr(interference_estimates, "WARM_UP_NS", 0)
     steps, time_s = 0, 0.0
     async with run_controller(tmp_path) as rig:
 
@@ -92,6 +95,8 @@ async def test_measured_pairs_come_page_by_page(tmp_path: Path) -> None:
             sharing = GpuSharing(load=key)
             request = build_request(key, milli=300, process=process, mobility=Mobility.FIXED, gpu_sharing=sharing)
             assert (await rig.operators.submit_workload(request)).workload.placements
+            begun = AttemptStatus(workload_id=key, replica=0, attempt=1, state=AttemptState.RUNNING, started_ns=1)
+            await rig.controller.loop.command(lambda core, now_ns: core.record_attempts("n1", (begun,), now_ns=now_ns))
 
         async def report(key: str, step_s: float = 1.0, *, is_over: bool = False) -> None:
             """A hundred steps of a job, or its end."""
