@@ -256,12 +256,9 @@ def test_units_do_not_matter(case, rates, watts, seconds):
     assert other.rate_hz == pytest.approx(sum(service.rate_hz for service in services) * rates)
 
 
-@settings(deadline=None, max_examples=15)
-@given(cases())
-def test_what_lacks_suffices_and_less_does_not(case):
-    measured, services, fleet = case
-    pool = {model: gpus.count for model, gpus in fleet.items()}
-    loads = [
+def build_loads(measured, services):
+    """The shapes with which each service keeps a second."""
+    return [
         CapacityLoad(
             service.rate_hz,
             feasible_shapes(
@@ -273,6 +270,14 @@ def test_what_lacks_suffices_and_less_does_not(case):
         )
         for service in services
     ]
+
+
+@settings(deadline=None, max_examples=15)
+@given(cases())
+def test_what_lacks_suffices_and_less_does_not(case):
+    measured, services, fleet = case
+    pool = {model: gpus.count for model, gpus in fleet.items()}
+    loads = build_loads(measured, services)
     lacks = missing_gpus(loads, pool)
     assert largest_factor(loads, {m: pool[m] + lacks.get(m, 0) for m in pool}).factor >= 1.0 - 1e-9
     missing = sum(lacks.values())
@@ -462,18 +467,7 @@ def test_what_lacks_beside_slices_suffices_and_less_does_not(case):
     measured, services, fleet, _ = case
     pool = {model: gpus.count for model, gpus in fleet.items()}
     layouts = {model: build_slice_layouts(GEOMETRIES[model], PROFILES[model], 0.0) for model in fleet}
-    loads = [
-        CapacityLoad(
-            service.rate_hz,
-            feasible_shapes(
-                [p for p in measured if p.workload == service.workload],
-                QuantileObjective(0.95, 1.0),
-                idle_w=IDLE_W,
-                start_s=0.0,
-            ),
-        )
-        for service in services
-    ]
+    loads = build_loads(measured, services)
     lacks = missing_gpus(loads, pool, layouts)
     missing = sum(lacks.values())
     enough = {model: pool[model] + lacks.get(model, 0) for model in pool}

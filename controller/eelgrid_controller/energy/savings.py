@@ -595,10 +595,11 @@ class PlacementSavings:
             case WorkloadSubmitted() | ArraySubmitted():
                 for workload in list_submitted(event):
                     self._on_submitted(workload.workload_id, workload.spec, tuple(range(workload.spec.replicas)))
-            case WorkloadPlaced() | WorkloadMoved():
+            case WorkloadPlaced():
                 self._on_placed(event.workload_id, event.placements)
-                if isinstance(event, WorkloadPlaced) and event.power_limit_w is not None:
-                    self._limit(event.workload_id, event.power_limit_w)
+                self._limit(event.workload_id, event.power_limit_w)
+            case WorkloadMoved():
+                self._on_placed(event.workload_id, event.placements)
             case WorkloadScaled():
                 self._on_scaled(event)
             case WorkloadCancelled(workload_id=key) | WorkloadCompleted(workload_id=key):

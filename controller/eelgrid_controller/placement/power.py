@@ -136,18 +136,31 @@ _UNLIMITED_W = 1e9
 _NO_REPLICAS: Collection[tuple[str, int]] = frozenset()
 
 
+def _may_change(policy: Policy, record: NodeRecord, enforced: Collection[str]) -> bool:
+    """Returns whether a node's agent is there and may change it; `enforced` are pools to be thought of as enforced.
+
+    Of a lost node it is not known whether its agent runs.
+    """
+    pool = record.inventory.pool
+    is_enforced = is_pool_enforced(policy, pool) or resolve_pool(pool) in enforced
+    return is_enforced and record.state is NodeState.READY
+
+
+def _tells_limits(gpu: Gpu) -> bool:
+    """Returns whether a GPU's driver says which power limits it takes."""
+    return gpu.power_limit_min_w is not None and gpu.power_limit_max_w is not None
+
+
 def find_kept_budget_w(policy: Policy, record: NodeRecord, enforced: Collection[str] = ()) -> float | None:
     """Returns the budget that the node's agent keeps by itself, in watts; None if it has none, or cannot lower each GPU.
 
-    Of a lost node it is not known whether its agent runs. `enforced` are pools to be thought of as enforced.
+    `enforced` are pools to be thought of as enforced.
     """
     inventory = record.inventory
     limit_w = get_node_budgets_w(policy).get(inventory.node_name)
-    is_enforced = is_pool_enforced(policy, inventory.pool) or resolve_pool(inventory.pool) in enforced
-    if limit_w is None or not inventory.sets_limits or not is_enforced or record.state is not NodeState.READY:
+    if limit_w is None or not inventory.sets_limits or not _may_change(policy, record, enforced):
         return None
-    silent = [gpu for gpu in inventory.gpus if gpu.power_limit_min_w is None or gpu.power_limit_max_w is None]
-    return None if any(not gpu.lost for gpu in silent) else limit_w
+    return limit_w if all(gpu.lost or _tells_limits(gpu) for gpu in inventory.gpus) else None
 
 
 class ExceededBudget(NamedTuple):
@@ -280,7 +293,7 @@ class GpuDraws:
 
 
 class _ModelRises(NamedTuple):
-    """How much more GPUs of a model draw once they are allocated, in watts: the least, the most, the least at the lowest limit."""
+    """How much more GPUs of a model draw once allocated, in watts: the least, the most, the least at the lowest limit."""
 
     least_w: float
     most_w: float
@@ -328,7 +341,8 @@ class PowerAdmission:
             if is_other:
                 self._places = BudgetHierarchy(policy)
                 self._drawn, self._idle = (dict.fromkeys(self._places.limits_w, 0) for _ in range(2))
-                self._shares, self._limited, self._rises, self._limiting = {}, {}, {}, set()
+                self._shares, self._limited, self._limiting = {}, {}, set()
+                self._rises, self._idle_of = {}, {}
                 names = self._state.nodes
         if self.has_budgets:
             for name in names:
@@ -412,7 +426,10 @@ class PowerAdmission:
         comings = list(self._list_coming(placements, altered))
         boards = [find_power_limit_range(gpu, self._catalogue) for coming in comings for gpu in coming.gpus]
         known = [board for board in boards if board is not None]
-        sets_all = all(self._limits_before_starts(coming, enforced) for coming in comings)
+        sets_all = all(
+            self._sets_limits_first(coming.record, enforced) and all(map(_tells_limits, coming.gpus))
+            for coming in comings
+        )
         never = [lack for lack in lacks if not self._may_hold_default(comings, lack)]
         has_range = bool(known) and max(one.least_w for one in known) <= min(one.default_w for one in known)
         if not has_range or len(known) < len(boards) or not sets_all or not never:
@@ -453,14 +470,7 @@ class PowerAdmission:
 
     def _sets_limits_first(self, record: NodeRecord, enforced: Collection[str] = ()) -> bool:
         """Returns whether a node's agent sets limits before it starts processes."""
-        inventory = record.inventory
-        is_enforced = is_pool_enforced(self._state.policy, inventory.pool) or resolve_pool(inventory.pool) in enforced
-        return inventory.limits_before_starts and is_enforced and record.state is NodeState.READY
-
-    def _limits_before_starts(self, coming: _Coming, enforced: Collection[str]) -> bool:
-        """Returns whether the agent sets limits on these GPUs before it starts processes on them."""
-        is_told = all(gpu.power_limit_min_w is not None and gpu.power_limit_max_w is not None for gpu in coming.gpus)
-        return is_told and self._sets_limits_first(coming.record, enforced)
+        return record.inventory.limits_before_starts and _may_change(self._state.policy, record, enforced)
 
     def _may_hold_default(self, comings: Iterable[_Coming], lack: ExceededBudget) -> bool:
         """Returns whether a budget would hold the default limits of these GPUs if nothing else ran below it."""
@@ -594,13 +604,8 @@ class PowerAdmission:
         self._find_new_places(record)
         (self._limiting.add if self._sets_limits_first(record) else self._limiting.discard)(name)
         self._remove_node(name)
-        for gpu in record.inventory.gpus:
-            rise_w, idle_mw = self._boards.rise_mw(gpu) / _MILLI, self._boards.idle_mw(gpu)
-            lowest_w = max(0, self._boards.lowest_mw(gpu) - idle_mw) / _MILLI
-            known = self._rises.get(gpu.model, _ModelRises(rise_w, rise_w, lowest_w))
-            self._rises[gpu.model] = _ModelRises(
-                min(rise_w, known.least_w), max(rise_w, known.most_w), min(lowest_w, known.lowest_w)
-            )
+        if name not in self._idle_of or self._idle_of[name][0] is not record.inventory:
+            self._note_rises(record.inventory)
         share = self._shares[name] = PowerShare(
             self._places.budgets_above(record.inventory),
             self.sum_draw_mw(record, _NO_REPLICAS),
@@ -610,6 +615,16 @@ class PowerAdmission:
         for key in share.above:
             self._drawn[key] += share.counted_mw(key)
             self._idle[key] += share.counted_mw(key, share.idle_mw)
+
+    def _note_rises(self, inventory: Inventory) -> None:
+        """Notes by how much the GPUs of a node that is new or changed would rise, by model."""
+        for gpu in inventory.gpus:
+            rise_w, idle_mw = self._boards.rise_mw(gpu) / _MILLI, self._boards.idle_mw(gpu)
+            lowest_w = max(0, self._boards.lowest_mw(gpu) - idle_mw) / _MILLI
+            known = self._rises.get(gpu.model, _ModelRises(rise_w, rise_w, lowest_w))
+            self._rises[gpu.model] = _ModelRises(
+                min(rise_w, known.least_w), max(rise_w, known.most_w), min(lowest_w, known.lowest_w)
+            )
 
     def _find_new_places(self, record: NodeRecord) -> None:
         """Notes the replicas with a limit that have other GPUs than before: its default holds until it is read back.

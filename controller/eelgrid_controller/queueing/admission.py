@@ -31,7 +31,7 @@ from eelgrid_controller.state.events import (
     WorkloadSubmitted,
 )
 from eelgrid_controller.state.gangs import get_gang_key
-from eelgrid_controller.state.interference import count_held_milli
+from eelgrid_controller.state.interference import count_held_milli, list_limit_settings
 from eelgrid_controller.state.node_allocations import NodeRecord, is_sliced, list_rechargeable_workloads
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.queue_usage import (
@@ -53,7 +53,6 @@ from eelgrid_protos.messages import (
     POWER_RESOURCE,
     Inventory,
     Placement,
-    Policy,
     Queue,
     QueueStatus,
     Workload,
@@ -169,7 +168,7 @@ class QueueIndex:
 
     def _rebuild(self) -> None:
         state = self._state
-        self._queues, self._limits = state.policy.queues, _list_limits(state.policy)
+        self._queues, self._limits = state.policy.queues, list_limit_settings(state.policy)
         self.generation += 1
         self.tree = QuotaTree(self._queues)
         self._pending = PendingTree(len(self._queues) + 1)
@@ -192,7 +191,7 @@ class QueueIndex:
     def refresh(self, event: Event, touched: Iterable[str]) -> None:
         """Follows an event that was applied, and has changed these nodes."""
         if isinstance(event, PolicyChanged):
-            if (self._state.policy.queues, _list_limits(self._state.policy)) != (self._queues, self._limits):
+            if (self._state.policy.queues, list_limit_settings(self._state.policy)) != (self._queues, self._limits):
                 self._rebuild()
             return
         if not self._queues:
@@ -567,11 +566,6 @@ def _list_named(event: Event) -> tuple[str, ...]:
         return event.workload_ids
     changes = WorkloadSubmitted | WorkloadQueueChanged | WorkloadHeld | WorkloadReleased
     return (event.workload_id,) if isinstance(event, changes) else ()
-
-
-def _list_limits(policy: Policy) -> tuple[object, ...]:
-    """Returns the settings that decide which shares are charged with whole GPUs."""
-    return policy.interference, policy.shared_slowdown_most
 
 
 def _count_milliwatts(inventory: Inventory) -> Mapping[str, int]:

@@ -211,6 +211,11 @@ class InterferenceRules:
         return ""
 
 
+def list_limit_settings(policy: Policy) -> tuple[object, ...]:
+    """Returns the settings from which it follows who may share a GPU, and which shares hold whole ones."""
+    return policy.interference, policy.shared_slowdown_most
+
+
 @cache_by_identity
 def _get_rules(policy: Policy) -> InterferenceRules:
     return InterferenceRules(policy)

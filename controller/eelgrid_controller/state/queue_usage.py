@@ -1,11 +1,12 @@
 """What queues use: the resources that each running workload is charged with, and the past use of queues and users.
 
-Changed by events only, and by the policy. A workload is charged to the queue that it names if that is declared, else to the queue `default`;
-without either it is charged to none. A replica on whole GPUs or a share is charged with them in thousandths,
-one in a MIG slice with the larger of the slice's shares of the GPU's compute and memory slices; GPUs count under `gpu`
-and under `gpu/MODEL`. A share whose limit on interference closes its GPU to all others is charged with the whole GPU. Of power it is charged with the default limits of its GPUs, in milliwatts, of a share its part: what
-they may draw whatever limit is set later, so that a charge depends on nothing but the placement, and what is released
-is what was charged. What an engine or the partition planner started counts as everything else, whatever the quota.
+Changed by events only. A workload is charged to the queue that it names if that is declared, else to the queue `default`;
+without either it is charged to none. A replica on whole GPUs or a share is charged with them in thousandths, one in a MIG
+slice with the larger of the slice's shares of the GPU's compute and memory slices; GPUs count under `gpu` and under
+`gpu/MODEL`. A share whose limit on interference closes its GPU to all others is charged with the whole GPU. Of power it is
+charged with the default limits of its GPUs, in milliwatts, of a share its part: what they may draw whatever limit is set
+later, so that a charge depends on nothing but the placement and the policy, and what is released is what was charged. What
+an engine or the partition planner started counts as everything else, whatever the quota.
 
 Theory of the past use. With the half-life h, use at the rate r from a to b weighs at the time t
 
@@ -22,7 +23,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
-from eelgrid_controller.state.interference import count_held_milli
+from eelgrid_controller.state.interference import count_held_milli, list_limit_settings
 from eelgrid_controller.state.mig_layouts import compute_share_milli, find_mig_geometry
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.policy import cache_by_identity
@@ -52,8 +53,6 @@ _UNKNOWN_LIMIT_W = 300.0
 _PRUNED_FROM = 1 << 17
 _NEGLIGIBLE = 1.0
 _USER = SpendingDimension(SpendingScope.USER)
-# The settings of a policy that charges and past use follow from.
-_CHARGED_BY = ("queues", "queue_half_life_s", "interference", "shared_slowdown_most")
 
 # By the order of QUEUE_RESOURCES.
 ResourceVector = tuple[float, ...]
@@ -262,7 +261,7 @@ class QueueUsageState:
         now_ns: int,
     ) -> None:
         """Puts other queues, another half-life or other limits on interference in force; no first minute is charged again."""
-        if all(getattr(policy, name) == getattr(before, name) for name in _CHARGED_BY):
+        if _list_settings(policy) == _list_settings(before):
             return
         names = _names(policy.queues)
         self.history = {
@@ -304,6 +303,11 @@ class QueueUsageState:
             rate = tuple(a + b for a, b in zip(history.rate, charge.rates, strict=True))
             found.history[key] = replace(history, rate=rate)
         return found
+
+
+def _list_settings(policy: Policy) -> tuple[object, ...]:
+    """Returns the settings from which charges and past use follow."""
+    return policy.queues, policy.queue_half_life_s, *list_limit_settings(policy)
 
 
 def _charge_workload(policy: Policy, workload: Workload, nodes: Mapping[str, NodeRecord]) -> QueueCharge | None:

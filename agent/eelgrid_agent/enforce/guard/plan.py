@@ -2,8 +2,9 @@
 
 Epochs rise: a lower one is refused, an equal one with equal content is answered as before. Each item is validated
 alone. The lease is renewed by any message of the controller; when it expires, settings are restored while running
-work continues, but for limits without which that work would exceed a power budget (`Assignment.limit_before_start`). A gang (devices that share a workload) gets its lowest limit, since the slowest member sets the pace.
-A change below the hysteresis is ignored for the whole gang. A setting is applied once it was read back.
+work continues, but for limits without which that work would exceed a power budget (`Assignment.limit_before_start`). A
+gang (devices that share a workload) gets its lowest limit, since the slowest member sets the pace. A change below the
+hysteresis is ignored for the whole gang. A setting is applied once it was read back.
 
 Jobs of another engine on this node (Slurm's) ask something of the devices that they hold, which stands until they end, whatever
 becomes of the controller and its lease. What a plan has for such a job is of the job and not of the device: the engine chooses the
@@ -315,8 +316,6 @@ class Guard:
         self._laid: dict[str, GpuLayout] = {}
         # What the plan wants by itself, and what the jobs of another engine ask of the devices that they hold.
         self._plan_wishes: Mapping[str, DesiredSettings] = {}
-        # What stays of them once the lease has run out.
-        self._kept_wishes: Mapping[str, DesiredSettings] = {}
         self._gangs: Mapping[str, tuple[str, ...]] = {}
         self._planned = NO_PLANNED_JOBS
         self._holds: Mapping[str, JobHold] = {}
@@ -451,10 +450,10 @@ class Guard:
         if self._lease_ends_ns is None or now_ns < self._lease_ends_ns:
             return None
         assert self.plan is not None
-        self._plan_wishes = self._kept_wishes = find_kept_limits(self.plan, self._plan_wishes)
-        dropped, self._settings = sum(one.gpu_uuid not in self._kept_wishes for one in self._settings), ()
+        self._plan_wishes = find_kept_limits(self.plan, self._plan_wishes)
+        dropped, self._settings = sum(one.gpu_uuid not in self._plan_wishes for one in self._settings), ()
         self._lease_ends_ns = None
-        kept = f", power limits of {len(self._kept_wishes)} GPUs kept for a budget" if self._kept_wishes else ""
+        kept = f", power limits of {len(self._plan_wishes)} GPUs kept for a budget" if self._plan_wishes else ""
         detail = (
             f"no message from the controller for {self.plan.lease_s:g} s: plan {self.plan.epoch} expired "
             f"({dropped} settings dropped{kept}); running work continues"
@@ -463,7 +462,7 @@ class Guard:
         self._layouts_due = {}
         self._planned = NO_PLANNED_JOBS
         self._step(PlanExpired())
-        if self._holds or self._kept_wishes:
+        if self._holds or self._plan_wishes:
             self._update_wishes(self._state.plan_budget_w, is_enforced=self._state.is_enforced)
         return self.expiry
 
@@ -620,7 +619,7 @@ class Guard:
 
     def _adopt_plan(self, plan: NodePlan, judged: ValidatedPlan, parent_of: dict[str, str]) -> None:
         self._gangs = gangs = find_gangs(judged.assignments, parent_of)
-        before, self._kept_wishes = self._plan_wishes, {}
+        before = self._plan_wishes
         self._plan_wishes = merge_gang_settings(judged.settings, gangs, before, self._limits) if plan.enforce else {}
         self._planned = find_planned_jobs(judged.assignments, self._plan_wishes, parent_of)
         self._enforced = tuple(self._plan_wishes)
@@ -636,13 +635,12 @@ class Guard:
         owned = {
             uuid: self._holds[uuid] for uuid in self._enforced if uuid in self._holds and self._holds[uuid].owns_clocks
         }
-        kept = self._kept_wishes.keys()
+        enforced = set(self._enforced) - owned.keys()
+        # What an expired plan still wants is in force; all else of it is restored.
+        restored = enforced - self._plan_wishes.keys() if self.expired else set[str]()
         told = tuple(
             result
-            for uuids, is_expired in (
-                (set(self._enforced) - owned.keys() - kept, self.expired),
-                (kept - owned.keys(), False),
-            )
+            for uuids, is_expired in ((restored, True), (enforced - restored, False))
             for result in report_enforced_settings(
                 self._state, uuids, now_ns=self._now_ns, is_expired=is_expired, limits=self._limits
             )
