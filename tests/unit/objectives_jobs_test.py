@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.builders.cluster import build_request
 from tests.builders.objectives import build_powered_node, build_training_job, run_objectives
 from tests.builders.server import MemoryJournal
 
@@ -23,6 +24,7 @@ from eelgrid_protos.messages import (
     PowerBudget,
     PricePeriod,
     ProcessSpec,
+    WorkloadKind,
 )
 
 HZ = 10.0  # units of work a second at the default limit
@@ -328,3 +330,64 @@ async def test_a_job_that_starts_at_a_limit_counts_with_it_before_its_gpus_have_
         await training.run(60)
         assert standing(world).limit_w <= 200.0
         assert standing(world).phase is not LimitPhase.BLIND
+
+
+async def test_limits_before_starts_are_read_back_of_work_without_a_promise_too():
+    """Whoever sets them back, as an agent does that stops: they count as they are in force, and a start waits for that."""
+    node = replace(build_powered_node("n1"), runs_processes=True, sets_limits=True, limits_before_starts=True)
+    async with run_objectives() as world:
+        await world.join(node, build_powered_node("n2"))
+        await world.enforce("p", budgets=(PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1500.0),))
+        process = ProcessSpec(argv=("train",), working_directory="/")
+        spec = {"kind": WorkloadKind.TRAINING_JOB, "process": process, "mobility": Mobility.FIXED}
+        await world.loop.submit(build_request("j", gpus=4, **spec))
+        limit_w = world.workload("j").power_limit_w
+        assert world.workload("j").limit_before_start
+        allowance = world.loop.core._chooser.allowance
+
+        async def read(limits):
+            world.now_s += 5.0
+            world.samples("n1", "n2", power_w=40.0, limits=limits)
+            await world.cycle(0.0)
+            return allowance.left_w("cluster")
+
+        left_w = await read(400.0)
+        status = AttemptStatus(workload_id="j", attempt=1, replica=0, state=AttemptState.RUNNING, started_ns=9)
+        await world.loop.command(lambda core, now_ns: core.record_attempts("n1", (status,), now_ns=now_ns))
+        assert await read(limit_w) == left_w
+        assert await read(400.0) == left_w - 4 * (400.0 - limit_w)
+        draws = await world.control_loop._sums.node_draws({}, world.control_loop._read_w)
+        assert sum(one.other_w for one in draws) == 1500.0 - allowance.left_w("cluster")
+        assert await read(limit_w) == left_w
+        world.now_s += 600.0
+        await world.cycle(0.0)
+        # Nobody reads them any more: nothing starts for these watts, and the limits of other jobs stay.
+        assert allowance.left_w("cluster") == left_w - 4 * (400.0 - limit_w)
+        draws = await world.control_loop._sums.node_draws({}, world.control_loop._read_w)
+        assert sum(one.other_w for one in draws) == 1500.0 - left_w
+        await world.loop.command(lambda core, now_ns: core.mark_node_lost("n1", now_ns=now_ns))
+        draws = await world.control_loop._sums.node_draws({}, world.control_loop._read_w)
+        assert sum(one.other_w for one in draws) == 1500.0 - allowance.left_w("cluster")
+
+
+async def test_a_gang_counts_with_its_limit_while_only_some_of_its_processes_have_started():
+    nodes = [
+        replace(build_powered_node(name), runs_processes=True, sets_limits=True, limits_before_starts=True)
+        for name in ("n1", "n2")
+    ]
+    async with run_objectives() as world:
+        await world.join(*nodes)
+        await world.enforce("p", budgets=(PowerBudget(scope=BudgetScope.CLUSTER, limit_w=2000.0),))
+        process = ProcessSpec(argv=("train",), working_directory="/")
+        spec = {"kind": WorkloadKind.TRAINING_JOB, "process": process, "mobility": Mobility.FIXED}
+        await world.loop.submit(build_request("j", gpus=4, replicas=2, **spec))
+        found, allowance = world.workload("j"), world.loop.core._chooser.allowance
+        left_w = allowance.left_w("cluster")
+        first, second = found.placements
+        status = AttemptStatus(workload_id="j", attempt=1, replica=0, state=AttemptState.RUNNING, started_ns=9)
+        await world.loop.command(lambda core, now_ns: core.record_attempts(first.node_name, (status,), now_ns=now_ns))
+        world.now_s += 5.0
+        world.samples(first.node_name, power_w=40.0, limits=found.power_limit_w)
+        world.samples(second.node_name, power_w=40.0, limits=400.0)
+        await world.cycle(0.0)
+        assert allowance.left_w("cluster") == left_w

@@ -289,6 +289,15 @@ def test_many_racks_that_hold_it_later_are_not_in_the_way_of_one_that_never_does
     assert (found.placements[0].node_name, found.power_limit_w) == ("z", 225.0)
 
 
+def test_who_waits_for_the_lowest_limits_is_told_whose_end_leaves_them():
+    core = make_core(bound_rack(1000.0), nodes=[make_node("a"), make_node("b")])
+    assert submit(core, "other", gpus=3).phase is WorkloadPhase.PLACED
+    assert submit(core, "job", now_ns=4).phase is WorkloadPhase.PENDING
+    assert core.explain_workload("job").remedy.endswith("Or wait for or cancel other.")
+    report_end(core, "other", now_ns=5)
+    assert core.workload("job").power_limit_w is not None
+
+
 def test_more_replicas_than_a_budget_ever_holds_are_tried_behind_fewer_that_it_holds_later():
     """With 250 W left one waits for 270 W more, and two start with 240 W at their lowest limits."""
     core = make_core(bound_rack(600.0), nodes=[make_node(name, gpus=2) for name in "abc"])

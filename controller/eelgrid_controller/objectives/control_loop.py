@@ -65,6 +65,7 @@ from eelgrid_controller.state.events import (
     PolicyChanged,
     WorkloadCancelled,
     WorkloadCompleted,
+    WorkloadPlaced,
     WorkloadSubmitted,
 )
 from eelgrid_controller.state.measurements import JOB_PROFILE_PREFIX, MeasuredStart, WorkInterval, make_job_profile_name
@@ -319,6 +320,7 @@ class ControlLoop:
         self._desk = ControlCycle(settings, catalogue, foreseen=self._telling.foreseen)
         self._standing = ObjectivesStatus(self._desk.steering.controller_status())
         self._promised: dict[str, None] = {}  # ids, in the order of their coming
+        self._limited: dict[str, None] = {}  # ids of what was placed at limits before its start
         self._progress: dict[str, ProgressReading] = {}
         self._room = RoomTimes()
         self._unsteered: dict[str, str] = {}  # as logged
@@ -363,7 +365,8 @@ class ControlLoop:
     async def imagine(self, budgets: Sequence[PowerBudget]) -> ImagineBudgetsResponse:
         """What jobs would have under other budgets; changes nothing. Raises InvalidArgument."""
         policy = replace(await self._loop.read(lambda core: core.state.policy), budgets=tuple(budgets))
-        draws, workloads = await self._sums.node_draws(self._unsteered), dict(self._loop.core.state.workloads)
+        draws = await self._sums.node_draws(self._unsteered, self._read_w)
+        workloads = dict(self._loop.core.state.workloads)
         try:
             found = await asyncio.get_running_loop().run_in_executor(
                 self._thread, lambda: self._desk.evaluate_policy(policy, draws, workloads)
@@ -442,6 +445,8 @@ class ControlLoop:
         is_promised = spec.service is not None or spec.training is not None
         if is_promised and not workload.phase.is_ended:
             self._promised[workload_id] = None
+        if workload.limit_before_start:
+            self._limited[workload_id] = None
 
     def _on_commit(self, committed: CommitResult) -> None:
         for event in committed.events:
@@ -450,6 +455,8 @@ class ControlLoop:
                 if event.spec.service is not None or event.spec.training is not None:
                     ids = event.workload_ids if isinstance(event, ArraySubmitted) else (event.workload_id,)
                     self._promised.update(dict.fromkeys(ids))
+            elif isinstance(event, WorkloadPlaced) and event.power_limit_w is not None:
+                self._limited[event.workload_id] = None
             elif isinstance(event, WorkloadCancelled | WorkloadCompleted):
                 self._promised.pop(event.workload_id, None)
                 self._progress.pop(event.workload_id, None)
@@ -472,26 +479,29 @@ class ControlLoop:
         await self._telling.read_changed_points(points)
         if self._desk.needs_related_points:
             await self._loop.read(lambda core: _learnable(core, points))
-        job_nodes = {
-            placement.node_name
-            for workload in workloads.values()
-            if workload.spec.training is not None
-            for placement in workload.placements
+        limited, seen = dict[str, Workload](), dict(nodes)
+        for ids in iter_batches(list(self._limited)):
+            await self._loop.read(lambda core, ids=ids: self._gather_limited(core, ids, limited, seen))  # type: ignore[misc]
+            await asyncio.sleep(0)
+        jobs = [workload for workload in workloads.values() if workload.spec.training is not None]
+        seen_nodes = {
+            placement.node_name for workload in (*jobs, *limited.values()) for placement in workload.placements
         }
         looks: dict[str, NodeObservation] = {}
-        for names in iter_batches(sorted(job_nodes)):
+        for names in iter_batches(sorted(seen_nodes)):
             now_s, now_ns = self._clock.monotonic_s(), self._clock.now_ns()
             for name in names:
-                looks[name] = node_readings(self._telemetry, nodes[name].inventory, now_s=now_s, now_ns=now_ns)
+                looks[name] = node_readings(self._telemetry, seen[name].inventory, now_s=now_s, now_ns=now_ns)
             await asyncio.sleep(0)
         policy, outside = await self._loop.read(lambda core: core.state.policy), self._loop.outside
-        draws = await self._sums.node_draws_if_due(policy, self._unsteered)
+        draws = await self._sums.node_draws_if_due(policy, self._unsteered, self._read_w)
         free = await self._sums.free_gpus_if_due(workloads.values())
         starts = await self._loop.read(lambda core: core.state.starts.select(workloads))
         return ClusterObservation(
             at_s=self._steady.now_s(),
             policy=policy,
             workloads=workloads,
+            limited=limited,
             nodes=nodes,
             points=points,
             looks=looks,
@@ -540,6 +550,21 @@ class ControlLoop:
         counts.answered.update("confirmed" if isinstance(one, LimitConfirmed) else "failed" for one in turn.answers)
         objectives_s = {name: objective_latency_s(one.spec.service) for name, one in world.workloads.items()}
         counts.attainment.count_windows(turn.standing.steering.services, objectives_s)
+
+    def _gather_limited(
+        self, core: Core, ids: Sequence[str], limited: dict[str, Workload], nodes: dict[str, ObservedNode]
+    ) -> None:
+        """Those of some workloads that stand at limits that were set before their starts, with their nodes."""
+        state = core.state
+        for key in ids:
+            workload = state.workloads.get(key)
+            if workload is None or workload.phase is not WorkloadPhase.PLACED or not workload.limit_before_start:
+                self._limited.pop(key, None)
+                continue
+            limited[key] = workload
+            for placement in workload.placements:
+                if placement.node_name not in nodes:
+                    nodes[placement.node_name] = observe_node(state.nodes[placement.node_name])
 
     def _log_changes(self, turn: CycleResult) -> None:
         """Logs what changed in a cycle."""

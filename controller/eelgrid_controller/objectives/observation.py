@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeVar
 
 from eelgrid_controller.core.core import Core
@@ -224,9 +225,10 @@ class ClusterObservation:
     at_s: float
     policy: Policy
     workloads: Mapping[str, Workload] = field(default_factory=dict)  # promised and placed
+    limited: Mapping[str, Workload] = field(default_factory=dict)  # placed at limits before their starts, of all
     nodes: Mapping[str, ObservedNode] = field(default_factory=dict)  # of those
     points: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)  # by profile
-    looks: Mapping[str, NodeObservation] = field(default_factory=dict)  # of the nodes of jobs
+    looks: Mapping[str, NodeObservation] = field(default_factory=dict)  # of the nodes of jobs, and of limited workloads
     rounds: Mapping[str, ScrapeRound] = field(default_factory=dict)  # new pages, by workload
     progress: Mapping[str, ProgressReading] = field(default_factory=dict)  # as jobs told it themselves, newest
     draws: tuple[NodePowerDraw, ...] | None = None  # of all nodes, where they were summed in this cycle
@@ -280,10 +282,13 @@ def highest_limit_w(world: ClusterObservation, node: str, uuids: Iterable[str]) 
     return max(look.limits_w[uuid] for uuid in held)
 
 
+NO_LIMITS: Mapping[str, float] = MappingProxyType({})
+
+
 def read_back_limits(world: ClusterObservation, jobs: Iterable[JobControlStatus] = ()) -> dict[str, float]:
     """The highest limit that a workload's GPUs have, or may yet ask back, where it is above the journal's."""
     found: dict[str, float] = {job.name: math.inf for job in jobs if job.back_w > 0.0 and job.name in world.workloads}
-    for name, workload in world.workloads.items():
+    for name, workload in {**world.workloads, **world.limited}.items():
         limit_w = workload.power_limit_w
         if limit_w is None:
             continue
@@ -326,8 +331,13 @@ def node_readings(telemetry: Telemetry, inventory: Inventory, *, now_s: float, n
     return NodeObservation(looks, limits_w, applied, telemetry.age_s(name, now_s=now_s, now_ns=now_ns))
 
 
-def unmanaged_draw(core: Core, name: str, unsteered: Container[str], catalogue: Catalogue) -> NodePowerDraw:
-    """The most that the GPUs of a node may draw that no managed job holds, and no more than a budget that its agent keeps."""
+def unmanaged_draw(
+    core: Core, name: str, unsteered: Container[str], catalogue: Catalogue, still_w: Mapping[str, float] = NO_LIMITS
+) -> NodePowerDraw:
+    """The most that the GPUs of a node may draw that no managed job holds, and no more than a budget that its agent keeps.
+
+    `still_w` are limits above the journal's, by workload.
+    """
     state, draws = core.state, GpuDraws(catalogue)
     record = state.nodes[name]
     total_mw, used = 0, record.externally_used_gpus()  # also of a node that is lost: what runs there runs on
@@ -336,7 +346,7 @@ def unmanaged_draw(core: Core, name: str, unsteered: Container[str], catalogue: 
         is_steered = any(one.spec.training is not None and one.workload_id not in unsteered for one in holders)
         if gpu.lost or gpu.uuid in record.lost_gpus or is_steered:
             continue
-        limits_w = [find_limit_w(one, {}) for one in holders] + [math.inf] * (gpu.uuid in used)
+        limits_w = [find_limit_w(one, still_w) for one in holders] + [math.inf] * (gpu.uuid in used)
         total_mw += draws.allocated_mw(gpu, max(limits_w)) if limits_w else draws.idle_mw(gpu)
     total_w, kept_w = total_mw / 1000.0, find_kept_budget_w(state.policy, record)
     return NodePowerDraw(record.inventory, total_w if kept_w is None else min(total_w, kept_w))
@@ -492,24 +502,34 @@ class ClusterSums:
         self._policy_seen = -1
         self._drawn_s = self._freed_s = float("-inf")
 
-    async def node_draws_if_due(self, policy: Policy, unsteered: Container[str]) -> tuple[NodePowerDraw, ...] | None:
+    async def node_draws_if_due(
+        self, policy: Policy, unsteered: Container[str], still_w: Mapping[str, float]
+    ) -> tuple[NodePowerDraw, ...] | None:
         """The most that unmanaged GPUs of each node may draw; None while that was summed a moment ago."""
         now_s = self._monotonic_s()
         if policy.revision == self._policy_seen and (not policy.budgets or now_s - self._drawn_s < self._every_s):
             return None
         self._policy_seen, self._drawn_s = policy.revision, now_s
-        return await self.node_draws(unsteered) if policy.budgets else ()
+        return await self.node_draws(unsteered, still_w) if policy.budgets else ()
 
-    async def node_draws(self, unsteered: Container[str]) -> tuple[NodePowerDraw, ...]:
-        """The same of every node, now."""
+    async def node_draws(self, unsteered: Container[str], still_w: Mapping[str, float]) -> tuple[NodePowerDraw, ...]:
+        """The same of every node, now.
+
+        `still_w` are limits above the journal's, by workload. One that was not read (infinite) counts on nodes that are lost,
+        whose agents may have restored the default when they stopped, and not in the first seconds of a controller.
+        """
+        read_w = {key: limit_w for key, limit_w in still_w.items() if math.isfinite(limit_w)}
+
+        def sum_draws(core: Core, names: Sequence[str]) -> list[NodePowerDraw]:
+            ready = {name: core.state.nodes[name].is_ready for name in names if name in core.state.nodes}
+            return [
+                unmanaged_draw(core, name, unsteered, self._catalogue, read_w if is_ready else still_w)
+                for name, is_ready in ready.items()
+            ]
+
         made: list[NodePowerDraw] = []
         for names in iter_batches(await self._loop.read(lambda core: list(core.state.nodes))):
-            found = await self._loop.read(
-                lambda core, names=names: [
-                    unmanaged_draw(core, name, unsteered, self._catalogue) for name in names if name in core.state.nodes
-                ]  # type: ignore[misc]
-            )
-            made += found
+            made += await self._loop.read(lambda core, names=names: sum_draws(core, names))  # type: ignore[misc]
             await asyncio.sleep(0)
         return tuple(made)
 

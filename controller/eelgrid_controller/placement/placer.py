@@ -14,7 +14,7 @@ times, each where loads slow each other down less than in the place found before
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -218,7 +218,7 @@ class WorkloadPlacer:
     ) -> PlacementDecision | None:
         """Decides where work starts below its default limits, which no budget holds now; None if it does so nowhere."""
         allowance, snapshot = self.allowance, ground.snapshot
-        is_open = _mask(snapshot, frozenset(allowance.list_limiting_nodes(spec.request, spec.replicas)))
+        is_open = _mask(snapshot, frozenset(allowance.list_limiting_nodes(spec.request, spec.replicas, ground.altered)))
         if not (is_open & snapshot.nodes.available).any():
             return None
         self.searches += 1
@@ -232,7 +232,13 @@ class WorkloadPlacer:
         return replace(found, power_limit_w=limit_w, closed_nodes=shut)
 
     def decide_on_altered(
-        self, altered: AlteredNodes, spec: WorkloadSpec, workload_id: str, closed: frozenset[str] = NO_NODES
+        self,
+        altered: AlteredNodes,
+        spec: WorkloadSpec,
+        workload_id: str,
+        closed: frozenset[str] = NO_NODES,
+        *,
+        is_start: bool = False,
     ) -> PlacementDecision:
         """Decides where a workload would go if nodes were so altered, on none of the closed nodes."""
         snapshot = self.mirror.altered_snapshot(altered.records)
@@ -241,7 +247,11 @@ class WorkloadPlacer:
             left = {key: found for key, found in left.items() if key not in altered.ended}
         if altered.coming is not None:
             left = {**left, altered.coming.workload_id: altered.coming}
-        return self._decide(_Ground(snapshot, left, altered.records), self._within, spec, workload_id, closed)
+        ground = _Ground(snapshot, left, altered.records)
+        decision = self._decide(ground, self._within, spec, workload_id, closed)
+        if decision.lack is None or not is_start or not may_start_limited(spec):
+            return decision
+        return self._decide_limited(ground, spec, workload_id, closed) or decision
 
     def begin_room_count(self, spec: WorkloadSpec, workload_id: str) -> RoomCount:
         """Counts how many replicas fit on the nodes that traits, engine rules and limits permit, to go on with altered nodes."""
@@ -457,6 +467,22 @@ class WorkloadPlacer:
         lacks = allowance.list_exceeded_budgets(placements, altered)
         may_limit = lacks and ground.may_limit
         return allowance.find_start_limit(placements, lacks, altered).blocking if may_limit else lacks
+
+    def list_start_lacks(
+        self,
+        spec: WorkloadSpec,
+        placements: Sequence[Placement],
+        altered: Mapping[str, NodeRecord] = NO_RECORDS,
+        enforced: Collection[str] = (),
+    ) -> list[ExceededBudget]:
+        """Returns the budgets in the way of a start at these places, at lower limits if it may have them.
+
+        `altered` are records that nodes would have by then, and `enforced` pools that would be enforced.
+        """
+        lacks = self.allowance.list_exceeded_budgets(placements, altered, enforced)
+        if not lacks or not may_start_limited(spec):
+            return lacks
+        return self.allowance.find_start_limit(placements, lacks, altered, enforced).blocking
 
     def decide_start(
         self, spec: WorkloadSpec, quotes: OpportunityPrices | None = None, *, workload_id: str = ""

@@ -545,16 +545,20 @@ class PowerAdmission:
         least_w = gpu_count * min((rises.least_w for rises in self._list_rises(models)), default=0.0)
         return {key for key in self._list_short(least_w) if not self._may_fit_below_default(key, gpu_count, models)}
 
-    def list_limiting_nodes(self, request: ResourceRequest, replicas: int) -> set[str]:
+    def list_limiting_nodes(
+        self, request: ResourceRequest, replicas: int, altered: Mapping[str, NodeRecord] = MappingProxyType({})
+    ) -> set[str]:
         """Returns the nodes on which work on whole GPUs may start at a lower limit, as far as budgets tell by themselves.
 
         Agents there set limits before starts, each budget above leaves enough for the lowest limits of one replica, and not
-        all of them would hold its default limits if nothing else ran.
+        all of them would hold its default limits if nothing else ran. `altered` are records that nodes would have by then.
         """
+        trial = PowerTrial(self)
+        trial.alter(altered.values())
         rises, above_all = list(self._list_rises(request.gpu_models)), self._places.limits_w
         lowest_w = request.gpu_count * min((one.lowest_w for one in rises), default=0.0)
         most_w = request.gpu_count * replicas * max((one.most_w for one in rises), default=0.0)
-        spent = self._list_short(lowest_w)
+        spent = self._list_short(lowest_w, trial.more_mw)
         holding = {key for key, limit_w in above_all.items() if self._idle[key] / _MILLI + most_w <= limit_w}
         if len(holding) == len(above_all):
             return set()
@@ -570,9 +574,10 @@ class PowerAdmission:
         """Yields the draws of these models, of all if none is named."""
         return (rises for model, rises in self._rises.items() if not models or model in models)
 
-    def _list_short(self, least_w: float) -> set[str]:
-        """Returns the budgets that leave less."""
-        return {key for key in self._places.limits_w if self.left_w(key) < least_w - 0.5 / _MILLI}
+    def _list_short(self, least_w: float, more_mw: Mapping[str, int] = MappingProxyType({})) -> set[str]:
+        """Returns the budgets that leave less, if so much more is drawn below them."""
+        left_w = {key: self.left_w(key) - more_mw.get(key, 0) / _MILLI for key in self._places.limits_w}
+        return {key for key, watts in left_w.items() if watts < least_w - 0.5 / _MILLI}
 
     def _may_fit_below_default(self, budget: str, gpu_count: int, models: Sequence[str]) -> bool:
         """Returns whether a budget is that of a node on which so many idle GPUs could be allocated below their default."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.placement.interference import LimitedGpu
-from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer, may_start_limited
+from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision, Planner, make_task
 from eelgrid_controller.placement.power import ExceededBudget
 from eelgrid_controller.placement.snapshot import Snapshot, count_room, limit_to_plan_size
@@ -438,7 +438,7 @@ class _RemedySearch:
 
     def _verify(self, altered: AlteredNodes, step: RemedyStep) -> Iterator[Remedy]:
         """Yields the step if it places the workload, with higher budgets if it needs their watts as well."""
-        decision = self._placer.decide_on_altered(altered, self._spec, self._id)
+        decision = self._placer.decide_on_altered(altered, self._spec, self._id, is_start=True)
         if decision.placements:
             yield (step,)
         elif decision.lack is not None:
@@ -733,11 +733,7 @@ class _RemedySearch:
         names = tuple(dict.fromkeys(placement.node_name for placement in placements))
         pools = {resolve_pool(self._state.nodes[name].inventory.pool) for name in names}
         pools = {pool for pool in pools if not is_pool_enforced(self._state.policy, pool)}
-        allowance = self._placer.allowance
-        lacks = allowance.list_exceeded_budgets(placements, enforced=pools) if pools else []
-        if lacks and may_start_limited(self._spec):
-            lacks = allowance.find_start_limit(placements, lacks, enforced=pools).blocking
-        if not pools or lacks:
+        if not pools or self._placer.list_start_lacks(self._spec, placements, enforced=pools):
             return None
         return EnforcePools(pools=tuple(sorted(pools)), node_names=names)
 
@@ -746,7 +742,7 @@ class _RemedySearch:
         allowance = self._placer.allowance
 
         def lacks(ended: Iterable[str]) -> list[ExceededBudget]:
-            return allowance.list_exceeded_budgets(placements, self._without(AlteredNodes(), ended).records)
+            return self._placer.list_start_lacks(self._spec, placements, self._without(AlteredNodes(), ended).records)
 
         exceeded = {lack.budget for lack in lacks(())}
         holders = {
