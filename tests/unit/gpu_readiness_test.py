@@ -309,6 +309,14 @@ def test_an_attempt_whose_gpus_never_get_their_limit_is_given_up_and_says_so():
     assert found.cordons == {}
 
 
+def test_no_gpu_is_cordoned_for_a_limit_that_a_plan_only_observes():
+    one = assignment("w", "A", limit_before_start=True)
+    found = limited(one)
+    found.observe({"A": GpuUse((), GIB, 700.0)}, SECOND)
+    assert found.withdraw_overdue(SECOND + HELD_MOST_NS, is_enforcing=False).keys() == {attempt_key(one)}
+    assert (found.cordons, found.waiting) == ({}, frozenset())
+
+
 def test_a_node_starts_a_process_when_the_driver_says_that_its_limit_is_in_force():
     clock = ManualClock()
     device = build_devices(clock)

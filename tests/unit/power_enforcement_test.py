@@ -115,10 +115,11 @@ def test_a_gang_gets_the_lowest_limit_asked_for_any_of_it(rig):
     settled(rig, setting(a, 500.0), setting(b, 300.0), setting(d, 600.0), gangs=((a, c), (c, b)))
     assert [rig.limit_w(uuid) for uuid in (a, b, c, d)] == [300.0, 300.0, 300.0, 600.0]
     assert rig.status(c) == (APPLIED, "")
-    # By less than the hysteresis nobody moves, though only one member was set before.
-    rig.offer(plan_of(setting(c, 302.0), gangs=((a, b, c),)))
-    rig.cycle(5)
-    assert [rig.limit_w(uuid) for uuid in (a, b, c, d)] == [300.0, 300.0, 300.0, 700.0]
+    # Up by less than the hysteresis nobody moves, though only one member was set before; down everyone does.
+    for asked_w, limit_w in ((302.0, 300.0), (298.0, 298.0), (300.0, 298.0)):
+        rig.offer(plan_of(setting(c, asked_w), gangs=((a, b, c),)))
+        rig.cycle(5)
+        assert [rig.limit_w(uuid) for uuid in (a, b, c, d)] == [limit_w] * 3 + [700.0]
 
 
 def test_a_gang_whose_members_have_no_common_limit_is_refused():

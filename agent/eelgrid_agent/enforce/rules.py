@@ -103,7 +103,6 @@ class RefusalRule(StrEnum):
     DUPLICATE = "duplicate"
     SHARES = "shares"
     SLEW = "slew"
-    HYSTERESIS = "hysteresis"
     GANG = "gang"
     NODE_BUDGET = "node-budget"
     QUARANTINE = "quarantine"

@@ -10,7 +10,8 @@ the attempt starts then, and the log says so.
 
 Where a power budget does not hold what GPUs draw at their default limits, an attempt waits until the driver says that
 each of its GPUs has the limit that the plan sets (`Assignment.limit_before_start`); it never starts above it. A GPU that
-does not get it in time is cordoned for a while: the attempt would come back to it at once.
+does not get it in time is cordoned for a while: the attempt would come back to it at once. Not where the plan only observes,
+which is no fault of the GPU: the controller starts no work at limits there.
 
 Another's process is never killed. While it holds the GPU, the device is cordoned with its name, which goes to the
 controller with the inventory: no more work is placed there, and `eelctl` shows why.
@@ -188,8 +189,11 @@ class GpuReadiness:
             ready.append(one.assignment)
         return tuple(ready)
 
-    def withdraw_overdue(self, now_ns: int) -> dict[AttemptKey, tuple[Assignment, str]]:
-        """Gives up the attempts whose GPUs others hold, or have no limit, for too long; returns them with the reason."""
+    def withdraw_overdue(self, now_ns: int, *, is_enforcing: bool = True) -> dict[AttemptKey, tuple[Assignment, str]]:
+        """Gives up the attempts whose GPUs others hold, or have no limit, for too long; returns them with the reason.
+
+        `is_enforcing` says whether the plan sets limits.
+        """
         overdue = {}
         for key, one in list(self._waiting.items()):
             uuids = one.assignment.gpu_uuids
@@ -207,9 +211,11 @@ class GpuReadiness:
                     limit_w,
                 )
                 overdue[key] = one.assignment, f"a GPU of it {lacking}"
+                del self._waiting[key]
+                if not is_enforcing:
+                    continue
                 closed = f"without new work for ten minutes, since it {lacking}", now_ns + _WITHOUT_LIMIT_NS
                 self._unlimited |= dict.fromkeys(one.above_limit, closed)
-                del self._waiting[key]
         return overdue
 
     def _is_above_limit(self, uuid: str, use: GpuUse) -> bool:

@@ -667,15 +667,14 @@ class AgentNode:
 
     def on_gpu_use(self, uses: Mapping[str, GpuUse]) -> None:
         """Starts the attempts whose GPUs are free, and cordons those that others hold."""
-        if self._readiness is None or self._processes is None:
+        if (readiness := self._readiness) is None or self._processes is None:
             return
-        before = dict(self._readiness.cordons)
-        if starts := self._readiness.observe(uses, self._clock.monotonic_ns()):
-            self._processes.start(*starts)
+        before, now_ns = dict(readiness.cordons), self._clock.monotonic_ns()
+        self._processes.start(*readiness.observe(uses, now_ns))
         self._forget_ended(self._processes)
-        for item, reason in self._readiness.withdraw_overdue(self._clock.monotonic_ns()).values():
+        for item, reason in readiness.withdraw_overdue(now_ns, is_enforcing=self.guard.is_enforcing).values():
             self._processes.refuse(item, reason, gpu_held=True)
-        if self._readiness.cordons != before:
+        if readiness.cordons != before:
             self._report_health()
             self.wake()
 

@@ -3,7 +3,7 @@
 Epochs rise: a lower one is refused, an equal one with equal content is answered as before. Each item is validated
 alone. The lease is renewed by any message of the controller; when it expires, settings are restored while running
 work continues, but for limits without which that work would exceed a power budget (`Assignment.limit_before_start`). A
-gang (devices that share a workload) gets its lowest limit, since the slowest member sets the pace. A change below the
+gang (devices that share a workload) gets its lowest limit, since the slowest member sets the pace. A rise below the
 hysteresis is ignored for the whole gang. A setting is applied once it was read back.
 
 Jobs of another engine on this node (Slurm's) ask something of the devices that they hold, which stands until they end, whatever
@@ -93,7 +93,8 @@ def merge_gang_settings(
         held = {before[member].limit_w if member in before else None for member in members}
         if len(held) == 1 and limit_w is not None:
             (held_w,) = held
-            if held_w is not None and abs(held_w - limit_w) < limits.hysteresis_w:
+            # Only rises: work may start once the limit of its plan is in force, and budgets count with that.
+            if held_w is not None and 0.0 <= limit_w - held_w < limits.hysteresis_w:
                 limit_w = held_w
         locks = [
             (one.sm_clock_min_mhz, one.sm_clock_max_mhz)
