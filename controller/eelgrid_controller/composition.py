@@ -324,12 +324,13 @@ class Controller:
 
     def _begin_operators(self, views: ResourceViews) -> None:
         """Creates the services for operators, and starts to relay what jobs write and read."""
-        self.reads = ReadService(self.loop.read, views, partial(confirm_read, self.loop))
+        self.reads = ReadService(self.loop.read, views, self._callers.view_for, partial(confirm_read, self.loop))
         self.operators = OperatorService(
             loop=self.loop,
             views=views,
             agents=self.agents,
             log=self._log.getChild("operators"),
+            view_for=self._callers.view_for,
             origin_of=self.watches.origin,
             call_of=self.trail.describe_call,
         )

@@ -15,8 +15,19 @@ from hypothesis import strategies as st
 from tests.e2e.processes import fleet_of
 
 from eelgrid_controller.runtime.access_control import REQUIRED_ROLES
-from eelgrid_protos import codec, rpc
-from eelgrid_protos.messages import ListAuditEntriesRequest, ResourceRequest, SubmitWorkloadRequest, WorkloadSpec
+from eelgrid_protos import codec, rpc, transport
+from eelgrid_protos.messages import (
+    ExplainWorkloadRequest,
+    GetWorkloadRequest,
+    ListAuditEntriesRequest,
+    ListWorkloadsRequest,
+    Mobility,
+    ProcessSpec,
+    ResourceRequest,
+    SubmitWorkloadRequest,
+    WatchWorkloadsRequest,
+    WorkloadSpec,
+)
 from eelgrid_protos.plain_messages import to_plain
 from eelgrid_protos.roles import Role
 
@@ -207,6 +218,44 @@ def test_over_tls_roles_are_those_of_grpc_and_refusals_are_audited(cluster, part
     context = ssl.create_default_context(cafile=viewer.authority)
     with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):
         urllib.request.urlopen(f"https://{address}/v1/nodes", timeout=10, context=context)
+
+
+def test_a_token_in_an_environment_is_shown_to_its_owner_and_to_administrators_alone(cluster, parties):
+    server = parties("controller", ("CN", "controller"), names=("127.0.0.1",))
+    line = cluster.controller("--roles", "require", "--http-api", "127.0.0.1:0", tls=server).said("serving listen=")
+    alice = parties("alice", ("O", "eelgrid:submitter"), ("CN", "alice"))
+    bob = parties("bob", ("O", "eelgrid:submitter"), ("CN", "bob"))
+    viewer = parties("viewer", ("O", "eelgrid:viewer"), ("CN", "carol"))
+    process = ProcessSpec(argv=("train",), working_directory="/", environment={"TOKEN": "hunter2"})
+    spec = WorkloadSpec(
+        name="train", request=ResourceRequest(gpu_count=1, gpu_milli=1000), process=process, mobility=Mobility.FIXED
+    )
+    with transport.open_blocking_channel(cluster.address, tls=alice) as channel:
+        request = SubmitWorkloadRequest(spec=spec, workload_id="job")
+        rpc.build_client(rpc.OPERATOR_SERVICE, channel).submit_workload(request, timeout=20.0)
+
+    def read(files):
+        """Reads the work in each way that there is; returns the tokens."""
+        with transport.open_blocking_channel(cluster.address, tls=files) as channel:
+            operators = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
+            found = [
+                operators.get_workload(GetWorkloadRequest(workload_id="job"), timeout=20.0).workload,
+                *operators.list_workloads(ListWorkloadsRequest(), timeout=20.0).workloads,
+                operators.explain_workload(
+                    ExplainWorkloadRequest(workload_id="job"), timeout=20.0
+                ).explanation.workload,
+                next(iter(operators.watch_workloads(WatchWorkloadsRequest(), timeout=20.0))).workload,
+            ]
+        assert {one.workload_id for one in found} == {"job"}
+        _, _, whole = call(line["http_api"], "/v1/workloads/job", files=files)
+        _, _, listed = call(line["http_api"], "/v1/workloads", files=files)
+        plain = [whole["workload"], *listed["workloads"]]
+        return [one.spec.process.environment["TOKEN"] for one in found] + [
+            one["spec"]["process"]["environment"]["TOKEN"] for one in plain
+        ]
+
+    for files, shown in ((alice, "hunter2"), (cluster.tls, "hunter2"), (bob, "***"), (viewer, "***")):
+        assert read(files) == [shown] * 6
 
 
 def test_without_tls_the_http_api_is_for_this_machine_alone(cluster):

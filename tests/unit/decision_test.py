@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
@@ -14,11 +16,23 @@ from tests.fakes.terminal import terminal
 
 from eelgrid_controller.cli.__main__ import cli
 from eelgrid_controller.core.recovery import encode_entries
+from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_controller.state.journal import Checkpoint, JournalEntry, JournalHistory, digest_of
 from eelgrid_controller.whatif.decision_record import DecisionUnreadable, record_decision, replay_decision
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound
-from eelgrid_protos.messages import ExportDecisionRequest, Policy, Weights
+from eelgrid_protos.messages import (
+    DeviceLease,
+    ExportDecisionRequest,
+    GpuSharing,
+    Interference,
+    Mobility,
+    Policy,
+    ProcessSpec,
+    TrainingPromise,
+    Weights,
+    WorkloadKind,
+)
 
 
 class Recorder:
@@ -72,10 +86,29 @@ def test_every_decision_replays_to_the_last_bit():
 
 
 def test_the_file_names_nobody():
+    """Who asks others about a decision sends it to them: no names, commands, tokens, loads and reasons of cordons."""
+    told = build_node("d", gpus=2, labels={"room": "ann-1"}, model_data=("secret-model",))
+    first, second = told.gpus
+    lease = DeviceLease(device_uuid=second.uuid, engine="slurm", owner="job of ann", unknown="secret cause")
     rig = busy()
-    text = json.dumps(rig.exported("four"))
-    assert "ann" not in text
-    assert "secret" not in text
+    rig.do(
+        rig.core.register_node,
+        replace(told, gpus=(replace(first, cordon="held by ann"), replace(second, leases=(lease,)))),
+    )
+    rig.do(rig.core.update_external_usage, "d", ExternalUsage(traits=("secret-trait",), closed="ann closed it"))
+    rig.do(partial(rig.core.cordon_node, reason="secret fan", user="ann"), "c")
+    process = ProcessSpec(argv=("secret-command",), working_directory="/home/ann", environment={"TOKEN": "secret"})
+    job = {"process": process, "kind": WorkloadKind.TRAINING_JOB, "mobility": Mobility.FIXED}
+    training = TrainingPromise(profile="secret-model", slowdown_most=1.2)
+    rig.do(rig.core.submit, build_request(key="ann-5", queue="", training=training, **job))
+    sharing = GpuSharing(load="secret-load", slowdown_most=0.3)
+    rig.do(rig.core.submit, build_request(milli=200, key="six", user="ann", gpu_sharing=sharing, **job))
+    rig.do(rig.core.submit, build_request(milli=200, key="seven", user="ann", gpu_sharing=sharing))
+    for key in ("four", "six", "seven"):
+        document = rig.exported(key)
+        text = json.dumps(document)
+        assert [word for word in ("ann", "secret", "TOKEN", '"one"', "room") if word in text] == []
+        assert replay_decision(document).differences == ()
 
 
 def test_one_weight_changed_in_the_file_shows():
@@ -182,9 +215,60 @@ def test_decisions_of_random_histories_replay(history):
             assert replay_decision(document).differences == ()
 
 
+LOADS = ("train", "serve", "eval", "")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(
+        st.tuples(st.sampled_from((*LOADS[:2], "*")), st.sampled_from((*LOADS[:2], "*"))),
+        st.sampled_from((0.0, 0.1, 0.15, 0.7)),
+        max_size=6,
+    ),
+    st.none() | st.sampled_from((0.1, 0.3)),
+    st.lists(
+        st.tuples(
+            st.sampled_from(LOADS),
+            st.none() | st.sampled_from((0.0, 0.1, 0.3, 1.0)),
+            st.sampled_from((90, 100, 200, 340, 1000)),
+            st.integers(1, 3),
+        ),
+        min_size=2,
+        max_size=12,
+    ),
+)
+def test_decisions_within_limits_on_interference_replay(pairs, default_most, works):
+    rig = Recorder(build_node("a", gpus=2), build_node("b", model="T4"), build_node("c", gpus=1, model="G3"))
+    told = tuple(
+        Interference(load=load, beside=beside, slowdown=slowdown) for (load, beside), slowdown in pairs.items()
+    )
+    policy = replace(rig.core.state.policy, interference=told, shared_slowdown_most=default_most)
+    rig.do(rig.core.update_policy, policy)
+    for number, (load, most, milli, replicas) in enumerate(works):
+        sharing = GpuSharing(load=load, slowdown_most=most) if milli < 1000 else None
+        key = f"k{number}"
+        rig.do(rig.core.submit, build_request(milli=milli, key=key, replicas=replicas, gpu_sharing=sharing))
+        document = rig.exported(key)
+        assert replay_decision(document).differences == ()
+        assert not any(name in json.dumps(document) for name in LOADS if name)
+
+
+def test_a_limit_changed_in_the_file_shows():
+    rig = Recorder(build_node("a", gpus=1), build_node("b", gpus=1, model="G3"))
+    pairs = tuple(Interference(load=load, beside=beside, slowdown=0.2) for load in "xy" for beside in "xy")
+    rig.do(rig.core.update_policy, replace(rig.core.state.policy, interference=pairs))
+    rig.do(rig.core.submit, build_request("first", milli=300, gpu_sharing=GpuSharing(load="x", slowdown_most=0.3)))
+    rig.do(rig.core.submit, build_request("second", milli=300, gpu_sharing=GpuSharing(load="y", slowdown_most=0.1)))
+    document = rig.exported("second")
+    (there,) = replay_decision(document).now["placements"]
+    document["spec"]["gpu_sharing"]["slowdown_most"] = 0.3
+    (found, *_) = replay_decision(document).differences
+    assert found.startswith(f"replica 0: {there['node_name']} GPU 0 -> ")
+
+
 @pytest.mark.parametrize(
     "document",
-    [[], {}, {"format": "eelgrid decision", "version": 2}, {"format": "eelgrid decision", "version": 1, "spec": 4}],
+    [[], {}, {"format": "eelgrid decision", "version": 3}, {"format": "eelgrid decision", "version": 1, "spec": 4}],
 )
 def test_what_is_no_decision_is_refused(document):
     with pytest.raises(DecisionUnreadable):

@@ -6,7 +6,6 @@ import pytest
 from tests.backfill_rig import S, Simulation
 from tests.builders.cluster import build_core, build_node, build_request
 from tests.unit import preemption_test as preemption
-from tests.unit.decision_test import Recorder
 
 from eelgrid_controller.cli.connection import RequestRefused
 from eelgrid_controller.cli.interference import format_slowdown, parse_slowdown, read_pairs
@@ -16,7 +15,7 @@ from eelgrid_controller.placement.migration_planner import build_migration_probl
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.interference import InterferenceRules, make_mix
 from eelgrid_controller.state.policy import policy_to_plain
-from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
+from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
     BackfillMode,
     BudgetScope,
@@ -400,14 +399,6 @@ def test_a_service_is_known_by_its_profile():
     submit(core, "b", "b", 0.29)
     core.submit(build_request("s", milli=200, service=service, kind=kind), now_ns=2)
     assert not is_placed(core.state.workloads["s"])
-
-
-def test_a_decision_within_limits_is_no_decision_file():
-    recorder = Recorder(build_node("n", gpus=1))
-    request = build_request("w", milli=200, gpu_sharing=GpuSharing(load="a", slowdown_most=0.1))
-    recorder.do(recorder.core.submit, request)
-    with pytest.raises(FailedPrecondition, match="eelctl explain"):
-        recorder.exported("w")
 
 
 def test_the_policy_in_the_journal_has_pairs_only_where_there_are_some():

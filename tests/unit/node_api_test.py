@@ -4,6 +4,7 @@ import datetime as dt
 import logging
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from tests.builders.agent import SECOND, ManualClock, build_agent_node, build_devices
@@ -15,6 +16,7 @@ from eelgrid_agent.node.node_service import NodeAuthorizer
 from eelgrid_protos.faults import InvalidArgument, NotFound, PermissionDenied
 from eelgrid_protos.messages import (
     AnomalyKind,
+    Assignment,
     AttributionConfidence,
     AttributionMethod,
     ConnectResponse,
@@ -28,6 +30,7 @@ from eelgrid_protos.messages import (
     GetSamplesRequest,
     NodePlan,
     OwnerKind,
+    ProcessSpec,
     Reading,
     UnownedReason,
 )
@@ -72,6 +75,17 @@ async def test_the_plan_in_force_and_its_lease():
         clock.now_ns += 10 * SECOND
         answer = await api.get_node_plan(GetNodePlanRequest(), timeout=5.0)
         assert (answer.plan, answer.applied.epoch, answer.lease_left_s) == (plan, 1, 50.0)
+
+
+async def test_a_plan_shows_no_values_of_environments():
+    clock = ManualClock()
+    node, _ = node_named("n0", clock)
+    process = ProcessSpec(argv=("train",), working_directory="/", environment={"TOKEN": "secret"})
+    held = Assignment(workload_id="w", replica=0, process=process, attempt=1, replicas=1)
+    async with asked([node], clock) as api:
+        node.on_message(ConnectResponse(message=NodePlan(node_name="n0", epoch=1, lease_s=60.0, assignments=(held,))))
+        (shown,) = (await api.get_node_plan(GetNodePlanRequest(), timeout=5.0)).plan.assignments
+        assert shown == replace(held, process=replace(process, environment={"TOKEN": "***"}))
 
 
 async def test_a_fleet_needs_a_name_that_it_knows():

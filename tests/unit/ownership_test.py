@@ -14,6 +14,7 @@ from eelgrid_controller.runtime.access_control import (
     owner_of,
     parse_bindings,
     parse_user_grants,
+    show_workload,
 )
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadSubmitted, event_from_plain, event_to_plain
@@ -21,6 +22,7 @@ from eelgrid_protos import catalogue
 from eelgrid_protos.certificate import read_certificate
 from eelgrid_protos.messages import (
     Policy,
+    ProcessSpec,
     SpendingScope,
     Workload,
     WorkloadPhase,
@@ -266,6 +268,53 @@ def test_owner_is_the_certificates_user_where_it_may_submit():
 
 
 # The journal
+
+
+TOKEN = ProcessSpec(argv=("train",), working_directory="/", environment={"TOKEN": "secret", "X": "ab", "EMPTY": ""})
+VIEWER = Caller("O=eelgrid:viewer,CN=bob", frozenset({Role.VIEWER}), user="bob")
+FRONT = replace(with_rights("impersonate:alice"), user="front")
+
+
+@pytest.mark.parametrize(
+    ("caller", "sees"),
+    [
+        (None, True),
+        (ROOT, True),
+        (ALICE, True),
+        (FRONT, True),
+        (VIEWER, False),
+        (replace(VIEWER, user=""), False),
+        (replace(ALICE, user="bob"), False),
+        (OLD, False),
+    ],
+)
+def test_values_of_an_environment_are_shown_to_the_owner_and_administrators_alone(caller, sees):
+    whole = work(owner="alice")
+    whole = replace(whole, spec=replace(whole.spec, process=TOKEN))
+    shown = show_workload(caller, whole, demanded=True)
+    assert (shown == whole) is sees
+    # As long as they were at the most: what was within its limits stays so.
+    masked = {"TOKEN": "***", "X": "**", "EMPTY": ""}
+    assert shown == replace(whole, spec=replace(whole.spec, process=replace(TOKEN, environment=shown_values(shown))))
+    assert shown_values(shown) == (dict(TOKEN.environment) if sees else masked)
+
+
+def shown_values(workload):
+    return dict(workload.spec.process.environment)
+
+
+def test_before_roles_are_demanded_a_certificate_that_names_none_sees_what_it_may_change():
+    whole = work(owner="alice")
+    whole = replace(whole, spec=replace(whole.spec, process=TOKEN))
+    assert show_workload(OLD, whole, demanded=False) == whole
+    assert show_workload(VIEWER, whole, demanded=False) != whole
+
+
+def test_of_work_that_nobody_owns_administrators_alone_see_the_environment():
+    whole = work()
+    whole = replace(whole, spec=replace(whole.spec, process=TOKEN))
+    assert show_workload(replace(ALICE, user=""), whole, demanded=True) != whole
+    assert show_workload(ROOT, whole, demanded=True) == whole
 
 
 def core_of(state):

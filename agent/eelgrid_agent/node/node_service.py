@@ -112,7 +112,8 @@ class NodeServicer:
         del context
         guard = self._node(request.node_name).guard
         left_s = guard.lease_left_s(self._clock.monotonic_ns())
-        return GetNodePlanResponse(plan=guard.plan, applied=guard.applied, lease_left_s=left_s)
+        plan = None if guard.plan is None else guard.plan.mask_environments()
+        return GetNodePlanResponse(plan=plan, applied=guard.applied, lease_left_s=left_s)
 
     async def get_node_energy(self, request: GetNodeEnergyRequest, context: object) -> GetNodeEnergyResponse:
         """Returns energy by owner, up to the last sample."""

@@ -22,7 +22,7 @@ from eelgrid_controller.federation.dispatch import CopyPhase, Dispatch, StoredRe
 from eelgrid_controller.federation.dispatcher import Dispatcher
 from eelgrid_controller.federation.ranking import price_now
 from eelgrid_controller.federation.totals import add_energy, add_summaries
-from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of
+from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of, show_workload
 from eelgrid_controller.server.grpc.pagination import build_page
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, Fault, InvalidArgument, NotFound
@@ -122,11 +122,12 @@ class FrontService:
             submitted_ns=self._clock.now_ns(),
         )
 
-    async def get_workload(self, request: GetWorkloadRequest, _context: Context) -> GetWorkloadResponse:
+    async def get_workload(self, request: GetWorkloadRequest, context: Context) -> GetWorkloadResponse:
         """One workload, as its cluster shows it now, or as it last did."""
-        return GetWorkloadResponse(workload=self._show(await self._dispatcher.look(request.workload_id)))
+        record = await self._dispatcher.look(request.workload_id)
+        return GetWorkloadResponse(workload=self._show_to(context, self._show(record)))
 
-    async def list_workloads(self, request: ListWorkloadsRequest, _context: Context) -> Encoded:
+    async def list_workloads(self, request: ListWorkloadsRequest, context: Context) -> Encoded:
         """A page of the workloads that were submitted here, in the order of their submission."""
         is_summary = request.view is WorkloadView.SUMMARY
         shown = (self._show(record) for record in self._dispatcher.list_records())
@@ -135,7 +136,7 @@ class FrontService:
         def element(workload: Workload) -> tuple[str, Any]:
             if is_summary:
                 return "summaries", summarize_workload(workload, progress=workload.progress, queue_position=0)
-            return "workloads", workload
+            return "workloads", self._show_to(context, workload)
 
         most = {"most": SUMMARY_PAGE_SIZE_MOST} if is_summary else {}
         return build_page(request, ListWorkloadsResponse, found, place_of=_find_position, element_of=element, **most)
@@ -175,7 +176,7 @@ class FrontService:
         await self._clusters[copy.cluster].requeue(replace(request, reason=reason[:_REASON_LETTERS_MOST]))
         return RequeueWorkloadResponse(workload=self._show(await self._dispatcher.look(request.workload_id)))
 
-    async def explain_workload(self, request: ExplainWorkloadRequest, _context: Context) -> ExplainWorkloadResponse:
+    async def explain_workload(self, request: ExplainWorkloadRequest, context: Context) -> ExplainWorkloadResponse:
         """Why a workload is in its cluster, and what that cluster says of its places."""
         record = await self._dispatcher.look(request.workload_id)
         dispatch = record.dispatch
@@ -187,7 +188,9 @@ class FrontService:
                 explanation = await self._clusters[copy.cluster].explain(dispatch.workload_id)
         where = f"In cluster {dispatch.chosen}. " if dispatch.chosen else "In no cluster yet. "
         remedy = f"{explanation.remedy} {where}{'; '.join(dispatch.decision)}".strip()
-        return ExplainWorkloadResponse(explanation=replace(explanation, remedy=remedy[:SENTENCE_LETTERS_MOST]))
+        shown = self._show_to(context, explanation.workload)
+        explanation = replace(explanation, workload=shown, remedy=remedy[:SENTENCE_LETTERS_MOST])
+        return ExplainWorkloadResponse(explanation=explanation)
 
     # Clusters
 
@@ -270,6 +273,9 @@ class FrontService:
 
     def _find_caller(self, context: Context) -> Caller | None:
         return None if self._caller_of is None else self._caller_of(context)
+
+    def _show_to(self, context: Context, workload: Workload) -> Workload:
+        return show_workload(self._find_caller(context), workload, demanded=self._rules.demanded)
 
     def _find(self, workload_id: str) -> StoredRecord:
         record = self._dispatcher.find(workload_id)

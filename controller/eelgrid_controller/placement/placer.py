@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from eelgrid_controller.placement.interference import Alteration, LimitedGpu, SharedGpus, enlarge_request
 from eelgrid_controller.placement.planner import DEFAULT_PLACEMENT_POLICY, PlacementDecision, Planner, make_task
-from eelgrid_controller.placement.power import ExceededBudget, PowerAdmission, PriorPowerModel
+from eelgrid_controller.placement.power import ExceededBudget, GpuPowerPrior, PowerAdmission, PriorPowerModel
 from eelgrid_controller.placement.snapshot import Ints, RoomCount, Snapshot, SnapshotMirror
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import OpportunityPrices
@@ -35,6 +35,7 @@ from eelgrid_controller.state.node_allocations import NodeRecord, make_data_trai
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.messages import (
     Assignment,
+    Gpu,
     GpuSharing,
     Placement,
     Removal,
@@ -136,12 +137,15 @@ class _Ground(NamedTuple):
 class WorkloadPlacer:
     """Decides placements on the current state; call `refresh` after each change."""
 
-    def __init__(self, state: ClusterState, catalogue: Catalogue) -> None:
+    def __init__(
+        self, state: ClusterState, catalogue: Catalogue, *, watts: Callable[[Gpu], GpuPowerPrior] | None = None
+    ) -> None:
+        """`watts` says what a GPU draws, if not the catalogue."""
         self.allowance = PowerAdmission(state, catalogue)
         self.searches = 0  # total of those with closed nodes or plan limits
         self.eligibility = Eligibility()
         self._state = state
-        self._watts = PriorPowerModel(catalogue).gpu
+        self._watts = watts or PriorPowerModel(catalogue).gpu
         self._read_all()
 
     def _read_all(self) -> None:
@@ -252,6 +256,13 @@ class WorkloadPlacer:
         if decision.lack is None or not is_start or not may_start_limited(spec):
             return decision
         return self._decide_limited(ground, spec, workload_id, closed) or decision
+
+    def decide_on_open(self, spec: WorkloadSpec, *, closed: frozenset[str]) -> PlacementDecision:
+        """Decides as if the closed nodes had no room, for a reason that is told elsewhere."""
+        snapshot = self.snapshot()
+        if closed:
+            snapshot = snapshot.with_open(~_mask(snapshot, closed))
+        return self._decide_among(_Ground(snapshot, self._state.workloads), self._within, spec, "", NO_NODES)
 
     def begin_room_count(self, spec: WorkloadSpec, workload_id: str) -> RoomCount:
         """Counts how many replicas fit on the nodes that traits, engine rules and limits permit, to go on with altered nodes."""

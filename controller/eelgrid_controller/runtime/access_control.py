@@ -135,6 +135,25 @@ def check_owner(caller: Caller | None, workload: Workload, method: str, rules: R
     )
 
 
+def may_read_environment(caller: Caller | None, workload: Workload, *, demanded: bool) -> bool:
+    """Returns whether the caller may see the values of a workload's environment: its owner and administrators.
+
+    `demanded` says whether certificates need roles; without, one that names none may do everything.
+    """
+    if caller is None or caller.has_role(Role.ADMIN) or (caller.predates_roles and not demanded):
+        return True
+    is_own = bool(caller.user) and caller.user in {workload.owner, workload.spec.user}
+    return is_own or may_impersonate(caller, format_owner(workload))
+
+
+def show_workload(caller: Caller | None, workload: Workload, *, demanded: bool) -> Workload:
+    """Returns a workload as the caller may see it: tokens and passwords are handed over in environments."""
+    process = workload.spec.process
+    if process is None or not process.environment or may_read_environment(caller, workload, demanded=demanded):
+        return workload
+    return replace(workload, spec=replace(workload.spec, process=process.mask_environment()))
+
+
 def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: RoleRules) -> WorkloadSpec:
     """Completes a specification from the caller's certificate; raises RoleRefused for names that it may not use."""
     if caller is None or not _is_bound(caller, rules):

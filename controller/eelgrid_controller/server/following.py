@@ -76,14 +76,14 @@ def list_services(*, has_flux: bool) -> tuple[RpcService, ...]:
 class _Copy:
     """A copy of the state, and the reads of it, one at a time."""
 
-    def __init__(self, followed: "FollowedState", catalogue: Catalogue, clock: Clock) -> None:
+    def __init__(self, followed: "FollowedState", callers: CallerService, catalogue: Catalogue, clock: Clock) -> None:
         self.followed = followed
         self._core = Core(followed.state, catalogue)
         self._turn = asyncio.Lock()
         views = ResourceViews(
             telemetry=Telemetry(), decisions=RecentLatencies(1), now_ns=clock.now_ns, monotonic_s=clock.monotonic_s
         )
-        self.reads = ReadService(self._read, views)
+        self.reads = ReadService(self._read, views, callers.view_for)
 
     async def _read(self, view: Callable[[Core], _Result], /) -> _Result:
         async with self._turn:
@@ -142,7 +142,7 @@ class StaleReads:
         if last is not None and followed is not None and followed.state is last.followed.state:
             last.followed = followed
             return last
-        return None if followed is None else _Copy(followed, self._catalogue, self._clock)
+        return None if followed is None else _Copy(followed, self._callers, self._catalogue, self._clock)
 
 
 class _Calls:

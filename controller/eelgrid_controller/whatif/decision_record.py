@@ -4,33 +4,32 @@ Owns the file's format, finding the decision in the journal's past and replaying
 or journals are.
 
 Theory: a decision is a function of the nodes, their allocations, the typical mix, the weights, the watts of
-the GPUs and the request. The state just before it comes back from the journal (the oldest checkpoint that is
-kept and the entries since then). The file holds these inputs, not the planner's arrays: a newer planner reads
-an old file and shows where it would decide otherwise. Names, labels and users of workloads are
-left out. Where power budgets had closed nodes, these are named as they follow from the journal: a limit that was
-still being lowered then is not included. Floats are written so that they are read back to the last bit.
+the GPUs and the request; of a share of a GPU also of the limits on interference. The state just before it comes back
+from the journal (the oldest checkpoint that is kept and the entries since then). The file holds these inputs, not the
+planner's arrays: a newer planner reads an old file and shows where it would decide otherwise. It holds nothing else, since
+it is sent to others: of the work its sizes and places, of loads that share GPUs numbers in the order of their names, of a
+closed node or GPU that it is closed. Where power budgets had closed nodes, these are named as they follow from the journal:
+a limit that was still being lowered then is not included. Floats are written so that they are read back to the last bit.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from eelgrid_controller.placement.explanations import describe_pending_reason
 from eelgrid_controller.placement.placer import WorkloadPlacer, count_apart, restrict_to_data, restrict_to_preferred
-from eelgrid_controller.placement.planner import Planner
 from eelgrid_controller.placement.power import GpuPowerPrior, PriorPowerModel
-from eelgrid_controller.placement.snapshot import SnapshotMirror
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadDeferred, WorkloadPlaced, event_from_plain
 from eelgrid_controller.state.journal import JournalEntry, JournalHistory, decode_explanation, encode_explanation
 from eelgrid_protos import __version__
+from eelgrid_protos.catalogue import load_catalogue
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
+    ANY_LOAD,
     Gpu,
     Placement,
     Policy,
@@ -43,7 +42,10 @@ from eelgrid_protos.messages import (
 from eelgrid_protos.plain_messages import from_plain, to_plain
 
 DECISION_FORMAT = "eelgrid decision"
-DECISION_VERSION = 1
+# Files without limits on interference are of the first version, which earlier versions read as well.
+DECISION_VERSIONS = (1, 2)
+# Constraints of nodes that a file says are closed.
+_TRAITS = ("traits", "processes")
 _OUTCOMES = ("workload_placed", "workload_deferred")
 
 
@@ -121,11 +123,7 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
     state = _before(past, index, workload_id)
     watts = PriorPowerModel(catalogue).gpu
     chooser = WorkloadPlacer(state, catalogue)
-    if chooser.is_limited_by_interference(spec):
-        raise FailedPrecondition(
-            f"what {workload_id} may share a GPU with was limited, and decision files do not hold such limits; "
-            "see the decision with eelctl explain"
-        )
+    is_limited = chooser.is_limited_by_interference(spec)
     within = chooser.decide_start(spec)
     queues = QueueIndex(state)
     if queues.is_active and within.hold is None:
@@ -141,23 +139,20 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
     near, far = restrict_to_data(spec), 0
     if near is not None and _has_traits(event, near, chooser):
         spec, far = near, chooser.count_nodes_without_data(spec, near) or 0
+    loads = _number_loads(state, spec) if is_limited else None
     boards = {_board(gpu): watts(gpu) for record in state.nodes.values() for gpu in record.inventory.gpus}
     return {
         "format": DECISION_FORMAT,
-        "version": DECISION_VERSION,
+        "version": DECISION_VERSIONS[is_limited],
         "made_by": __version__,
         "workload_id": workload_id,
         "revision": seq,
         "time_ns": event.time_ns,
-        "spec": to_plain(
-            replace(
-                spec, name="decided", gpu_preference=None, model_data=None, namespace="", user="", queue="", labels={}
-            )
-        ),
+        "spec": to_plain(_anonymize_spec(spec, "decided", loads)),
         "weights": to_plain(state.policy.weights),
         "placement": state.policy.placement,
         "watts": [[*board, *found] for board, found in boards.items()],
-        "cluster": _bare(state),
+        "cluster": _bare(state, loads),
         "closed": sorted(
             name
             for name in state.nodes
@@ -166,6 +161,7 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
             or not chooser.has_required_traits(spec, name)
         ),
         "without_data": far,
+        "without_traits": {one.constraint: one.nodes for one in within.removals if one.constraint in _TRAITS},
         "budget": describe_pending_reason(spec.request, within) if within.lack else "",
         "held": describe_pending_reason(spec.request, within) if within.hold or within.queue_hold else "",
         "outcome": (
@@ -176,27 +172,78 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
     }
 
 
-def _bare(state: ClusterState) -> dict[str, Any]:
-    """The dump of a state without what no decision looks at."""
+# The numbers of loads by their names; None where no limit on interference matters.
+_LoadNumbers = Mapping[str, str] | None
+
+
+def _number_loads(state: ClusterState, spec: WorkloadSpec) -> Mapping[str, str]:
+    """Returns what stands for the name of each load: sums over several loads are made in the order of their names."""
+    pairs = state.policy.interference
+    shared = (one.shared_load for one in (spec, *(workload.spec for workload in state.workloads.values())))
+    names = {name for pair in pairs for name in (pair.load, pair.beside)} | {one.load for one in shared if one}
+    numbered = enumerate(sorted(names - {"", ANY_LOAD}))
+    return {"": "", ANY_LOAD: ANY_LOAD, **{name: f"load-{number:06}" for number, name in numbered}}
+
+
+def _bare(state: ClusterState, loads: _LoadNumbers) -> dict[str, Any]:
+    """The dump of a state with what decisions look at, and nothing else."""
     dump = state.dump()
-    held = [
-        _anonymize_workload(workload) for workload in state.workloads.values() if workload.phase is WorkloadPhase.PLACED
-    ]
-    dump["demand"]["counts"] = []
-    for key in ("queue_usage", "capacity_holds", "starts"):
-        dump.pop(key, None)
-    return dump | {
-        "policy": to_plain(Policy(), brief=True),
-        "ended": [],
-        "explanations": {},
-        "spending": {},
-        "workloads": [to_plain(workload, brief=True) for workload in held],
+    held = [workload for workload in state.workloads.values() if workload.phase is WorkloadPhase.PLACED]
+    policy = Policy()
+    if loads is not None:
+        pairs = tuple(
+            replace(pair, load=loads[pair.load], beside=loads[pair.beside]) for pair in state.policy.interference
+        )
+        policy = replace(policy, interference=pairs, shared_slowdown_most=state.policy.shared_slowdown_most)
+    return ClusterState().dump() | {
+        "demand": dump["demand"] | {"counts": []},
+        "market": dump["market"],
+        "nodes": [_anonymize_node(row) for row in dump["nodes"]],
+        "policy": to_plain(policy, brief=True),
+        "revision": state.revision,
+        "workloads": [
+            to_plain(_anonymize_workload(workload, f"held-{number:06}", loads), brief=True)
+            for number, workload in enumerate(held)
+        ],
     }
 
 
-def _anonymize_workload(workload: Workload) -> Workload:
-    spec = WorkloadSpec(name="held", request=workload.spec.request, replicas=workload.spec.replicas)
-    return Workload(workload_id=workload.workload_id, spec=spec, phase=workload.phase, placements=workload.placements)
+def _anonymize_workload(workload: Workload, workload_id: str, loads: _LoadNumbers) -> Workload:
+    spec = _anonymize_spec(workload.spec, "held", loads)
+    return Workload(workload_id=workload_id, spec=spec, phase=workload.phase, placements=workload.placements)
+
+
+def _anonymize_spec(spec: WorkloadSpec, name: str, loads: _LoadNumbers) -> WorkloadSpec:
+    load = None if loads is None else spec.shared_load
+    return WorkloadSpec(
+        name=name,
+        request=spec.request,
+        replicas=spec.replicas,
+        locality=spec.locality,
+        gpu_sharing=None if load is None or loads is None else replace(load, load=loads[load.load]),
+    )
+
+
+def _anonymize_node(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the row of a node in a dump without what people and engines wrote there."""
+    inventory = {key: value for key, value in row["inventory"].items() if key not in {"labels", "model_data"}}
+    gpus = [
+        gpu
+        | ({"cordon": "cordoned"} if gpu.get("cordon") else {})
+        | ({"leases": [lease | {"owner": "job", "unknown": ""} for lease in gpu["leases"]]} if "leases" in gpu else {})
+        for gpu in inventory.get("gpus", ())
+    ]
+    found = {**row, "inventory": inventory | ({"gpus": gpus} if gpus else {})}
+    if "others" in row:
+        others = {key: value for key, value in row["others"].items() if key != "traits"}
+        found["others"] = others | ({"closed": "closed"} if others.get("closed") else {})
+    if "cordons" in row:
+        found["cordons"] = [
+            {key: value for key, value in one.items() if key not in {"user", "reason"}} for one in row["cordons"]
+        ]
+    if "ahead" in row:
+        found["ahead"] = row["ahead"] | {"workload_ids": []}
+    return found
 
 
 def _outcome(placements: Iterable[Placement], explanation: tuple[ReplicaExplanation, ...], said: str) -> dict[str, Any]:
@@ -208,9 +255,9 @@ def replay_decision(document: Mapping[str, Any]) -> DecisionReplay:
     """Decides anew on what the document holds; raises DecisionUnreadable."""
     if not isinstance(document, Mapping) or document.get("format") != DECISION_FORMAT:
         raise DecisionUnreadable("this is no decision: export one with `eelctl decision export WORKLOAD`")
-    if document.get("version") != DECISION_VERSION:
+    if document.get("version") not in DECISION_VERSIONS:
         raise DecisionUnreadable(
-            f"its version is {document.get('version')!r}, this eelctl reads version {DECISION_VERSION}"
+            f"its version is {document.get('version')!r}, this eelctl reads versions up to {DECISION_VERSIONS[-1]}"
         )
     try:
         return _replay_document(document)
@@ -223,11 +270,12 @@ def _replay_document(document: Mapping[str, Any]) -> DecisionReplay:
     weights = from_plain(Weights, document["weights"])
     boards = {tuple(row[:5]): GpuPowerPrior(*row[5:]) for row in document["watts"]}
     state = ClusterState.load(document["cluster"])
-    snapshot = SnapshotMirror(state, lambda gpu: boards[_board(gpu)]).snapshot()
-    closed = frozenset(document.get("closed", ()))
-    if closed:
-        snapshot = snapshot.with_open(np.array([name not in closed for name in snapshot.names], np.bool_))
-    decision = Planner().decide_placement(snapshot, spec, weights, document["placement"])
+    state.policy = replace(state.policy, weights=weights, placement=document["placement"])
+    placer = WorkloadPlacer(state, load_catalogue(), watts=lambda gpu: boards[_board(gpu)])
+    decision = placer.decide_on_open(spec, closed=frozenset(document.get("closed", ())))
+    if not decision.placements:
+        for constraint, nodes in document.get("without_traits", {}).items():
+            decision = count_apart(decision, nodes, constraint)
     decision = count_apart(decision, document.get("without_data", 0), "model_data")
     recorded: Mapping[str, Any] = document["outcome"]
     # What a spent limit holds is not decided on.

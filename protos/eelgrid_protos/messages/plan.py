@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
@@ -105,6 +105,10 @@ class ProcessSpec:
     # Announces the end so long before the time limit, or before the stop signal where it must end earlier.
     warn_signal: Annotated[str, Text(8)] = ""
     warn_before_s: Annotated[float, Range(0.0, _GRACE_S_MOST, "s")] = 0.0
+
+    def mask_environment(self) -> "ProcessSpec":
+        """Returns it for readers who may not see the values of its environment: of each stars are left, three at the most."""
+        return replace(self, environment={name: "***"[: len(text)] for name, text in self.environment.items()})
 
     def violations(self) -> Iterator[Violation]:
         """Checks the size of the command, its signal, and that it sets no variable of the agent."""
@@ -259,6 +263,14 @@ class NodePlan:
     gpu_settings: Annotated[tuple[GpuSetting, ...], Many(64)] = ()
     gpu_layouts: Annotated[tuple[GpuLayout, ...], Many(64)] = ()
     power_budget_w: Watts | None = None
+
+    def mask_environments(self) -> "NodePlan":
+        """Returns it for readers: without the values of the environments of its processes, which only their owners see."""
+        masked = tuple(
+            one if one.process is None else replace(one, process=one.process.mask_environment())
+            for one in self.assignments
+        )
+        return replace(self, assignments=masked)
 
 
 class ApplyStatus(OpenEnum):

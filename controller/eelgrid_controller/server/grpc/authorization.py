@@ -17,7 +17,7 @@ import grpc.aio
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import ControllerConfigError, JournalError
-from eelgrid_controller.runtime.access_control import LIVE_PAGE_PATH, REQUIRED_ROLES, check_call_role
+from eelgrid_controller.runtime.access_control import LIVE_PAGE_PATH, REQUIRED_ROLES, check_call_role, show_workload
 from eelgrid_controller.runtime.audit_log import (
     AUDITED,
     JOURNALLED,
@@ -43,6 +43,7 @@ from eelgrid_protos.messages import (
     ListAuditEntriesResponse,
     WhoAmIRequest,
     WhoAmIResponse,
+    Workload,
 )
 from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.roles import (
@@ -161,12 +162,22 @@ def open_authorizer(config: ControllerConfig, clock: Clock, log: logging.Logger)
     return Authorizer(config.roles, clock=clock, log=log, proofs=proofs)
 
 
+# A workload as somebody may see it.
+WorkloadFilter: TypeAlias = Callable[[Workload], Workload]
+ViewFor: TypeAlias = Callable[[Context], WorkloadFilter]
+
+
 class CallerService:
-    """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`; `caller_of` is None where there is no TLS."""
+    """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`, and shows callers what they may see; `caller_of` is None without TLS."""
 
     def __init__(self, caller_of: Callable[[Context], Caller] | None, *, demanded: bool) -> None:
         self._caller_of = caller_of
         self._demanded = demanded
+
+    def view_for(self, context: Context) -> WorkloadFilter:
+        """Returns what leaves of a workload what the caller may see."""
+        caller = None if self._caller_of is None else self._caller_of(context)
+        return lambda workload: show_workload(caller, workload, demanded=self._demanded)
 
     async def who_am_i(self, _request: WhoAmIRequest, context: Context) -> WhoAmIResponse:
         """Whose the caller's certificate is, and what it may."""

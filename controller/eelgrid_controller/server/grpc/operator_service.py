@@ -22,7 +22,7 @@ from eelgrid_controller.runtime.access_control import owner_of
 from eelgrid_controller.runtime.array_changes import change_array, is_array
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.grpc.agent_service import AgentService
-from eelgrid_controller.server.grpc.authorization import DescribeCall
+from eelgrid_controller.server.grpc.authorization import DescribeCall, ViewFor
 from eelgrid_controller.server.grpc.resource_reads import get_node
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.state.cordons import DrainTerms, describe_cause
@@ -147,8 +147,11 @@ class OperatorService:
         log: logging.Logger,
         origin_of: Callable[[Context], CommandOrigin | None] = lambda _: None,
         call_of: DescribeCall,
+        view_for: ViewFor,
     ) -> None:
+        """`view_for` says how the caller of a call may see workloads."""
         self._loop = loop
+        self._view_for = view_for
         self._call_of = call_of
         self._origin_of = origin_of
         self._agents = agents
@@ -285,18 +288,18 @@ class OperatorService:
         return SubmitWorkloadResponse(workload=workload)
 
     async def watch_workloads(
-        self, request: WatchWorkloadsRequest, _context: Context
+        self, request: WatchWorkloadsRequest, context: Context
     ) -> AsyncIterator[WatchWorkloadsResponse]:
         """Every workload changed after a revision as it stands, then every change as it comes."""
-        after = request.after_revision
+        after, show = request.after_revision, self._view_for(context)
         self._enter()
         try:
             revision, workloads = await self._loop.read(lambda core: _changed_after(core, after))
             for workload in workloads:
-                yield WatchWorkloadsResponse(workload=workload)
+                yield WatchWorkloadsResponse(workload=show(workload))
             while True:
                 for workload in self.changes.changes_after(revision):
-                    yield WatchWorkloadsResponse(workload=workload)
+                    yield WatchWorkloadsResponse(workload=show(workload))
                     revision = workload.revision
                 if not self.changes.changes_after(revision):
                     await self.changes.wait_change()

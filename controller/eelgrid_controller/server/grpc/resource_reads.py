@@ -12,6 +12,7 @@ import grpc.aio
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.workloads import resolve_reported_models
+from eelgrid_controller.server.grpc.authorization import ViewFor
 from eelgrid_controller.server.grpc.pagination import build_page
 from eelgrid_controller.server.grpc.resource_views import ResourceViews, free_milli, list_devices
 from eelgrid_controller.state.attempts import describe_start_hold
@@ -63,11 +64,19 @@ class ReadService:
     """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`: the calls that `stale_reads` lists."""
 
     def __init__(
-        self, read: ReadCore, views: ResourceViews, confirm: Callable[[Context], None] = lambda _context: None
+        self,
+        read: ReadCore,
+        views: ResourceViews,
+        view_for: ViewFor,
+        confirm: Callable[[Context], None] = lambda _context: None,
     ) -> None:
-        """`confirm` is asked before an answer is sent whether it may be, and raises Fault if not."""
+        """`view_for` says how the caller of a call may see workloads.
+
+        `confirm` is asked before an answer is sent whether it may be, and raises Fault if not.
+        """
         self._read = read
         self._views = views
+        self._view_for = view_for
         self._confirm = confirm
 
     async def _answer(self, view: Callable[[Core], _Result], context: Context) -> _Result:
@@ -148,11 +157,12 @@ class ReadService:
                 raise NotFound(f"there is no workload {request.workload_id}; list them with ListWorkloads")
             return self._views.with_advice(core, self._views.workload(workload, core.state.nodes))
 
-        return GetWorkloadResponse(workload=await self._answer(view, context))
+        show = self._view_for(context)
+        return GetWorkloadResponse(workload=show(await self._answer(view, context)))
 
     async def list_workloads(self, request: ListWorkloadsRequest, context: Context) -> Encoded:
         """A page of workloads, or of their summaries, in the order of their submission."""
-        is_summary = request.view is WorkloadView.SUMMARY
+        is_summary, show = request.view is WorkloadView.SUMMARY, self._view_for(context)
 
         def matches(workload: Workload) -> bool:
             spec = workload.spec
@@ -173,7 +183,7 @@ class ReadService:
                 place = places.get(workload.workload_id, 0) if workload.phase is WorkloadPhase.PENDING else 0
                 if is_summary:
                     return "summaries", self._views.workload_summary(workload, place)
-                shown = self._views.workload(workload, core.state.nodes)
+                shown = show(self._views.workload(workload, core.state.nodes))
                 return "workloads", replace(shown, queue_position=place) if place else shown
 
             return build_page(
@@ -189,13 +199,15 @@ class ReadService:
 
     async def explain_workload(self, request: ExplainWorkloadRequest, context: Context) -> ExplainWorkloadResponse:
         """Why a workload stands where it stands."""
+        show = self._view_for(context)
 
         def view(core: Core) -> Explanation:
             explanation = core.explain_workload(request.workload_id)
             workload = mark_lost_replicas(explanation.workload, core.state.nodes)
             workload = self._views.with_advice(core, workload)
             hold = describe_start_hold(workload, core.state.nodes)
-            return replace(explanation, workload=replace(workload, reason=workload.reason or hold))
+            workload = replace(workload, reason=workload.reason or hold)
+            return replace(explanation, workload=show(workload))
 
         return ExplainWorkloadResponse(explanation=await self._answer(view, context))
 

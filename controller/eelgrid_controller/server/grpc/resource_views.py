@@ -268,7 +268,9 @@ class ResourceViews:
 
     def plan(self, core: Core, node_name: str) -> PlanStatus:
         """One plan and the node's word on it."""
-        return PlanStatus(plan=core.node_plan(node_name), applied=self._telemetry.plan_applied(node_name))
+        return PlanStatus(
+            plan=core.node_plan(node_name).mask_environments(), applied=self._telemetry.plan_applied(node_name)
+        )
 
     def summary(self, core: Core) -> Summary:
         """The cluster, with every change up to now."""
