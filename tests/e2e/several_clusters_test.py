@@ -24,6 +24,7 @@ from eelgrid_protos.messages import (
     CancelWorkloadRequest,
     DependencyCondition,
     EnergyPrices,
+    ExplainWorkloadRequest,
     GangPart,
     GetDispatchRequest,
     GetWorkloadRequest,
@@ -35,7 +36,10 @@ from eelgrid_protos.messages import (
     Mobility,
     PricePeriod,
     ProcessSpec,
+    ResourceRequest,
+    SubmitWorkloadRequest,
     WorkloadPhase,
+    WorkloadSpec,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -420,6 +424,25 @@ def test_a_caller_gets_no_more_than_both_his_certificate_and_the_fronts_allow(wo
         assert "alice" in front.eelctl(*verb, "hers", code=5, tls=bob).stderr
     # In a cluster he has his own rights, by his own certificate.
     assert "alice" in front.eelctl("--cluster", "cheap", "cancel", "--yes", "hers", code=5, tls=bob).stderr
+    # What she hands over in an environment is shown to her.
+    process = ProcessSpec(argv=("train",), working_directory="/", environment={"TOKEN": "hunter2"})
+    spec = WorkloadSpec(
+        name="train",
+        request=ResourceRequest(cpu_milli=100),
+        namespace="research",
+        process=process,
+        mobility=Mobility.FIXED,
+    )
+    for files, value in ((alice, "hunter2"), (bob, "***"), (admin, "hunter2")):
+        with transport.open_blocking_channel(front.address, tls=files) as channel:
+            at_front = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
+            if files is alice:
+                at_front.submit_workload(SubmitWorkloadRequest(spec=spec, workload_id="held", hold=True), timeout=20.0)
+            explained = at_front.explain_workload(ExplainWorkloadRequest(workload_id="held"), timeout=20.0)
+            listed = at_front.list_workloads(ListWorkloadsRequest(), timeout=20.0).workloads
+            got = at_front.get_workload(GetWorkloadRequest(workload_id="held"), timeout=20.0).workload
+        found = [got, explained.explanation.workload, *(one for one in listed if one.workload_id == "held")]
+        assert [one.spec.process.environment["TOKEN"] for one in found] == [value] * 3
     unroled = party("unroled", ("CN", "carol"))
     assert "role" in front.eelctl("workloads", code=5, tls=unroled).stderr
     # The page of all clusters is as closed as the calls.
