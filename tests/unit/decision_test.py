@@ -22,16 +22,23 @@ from eelgrid_controller.whatif.decision_record import DecisionUnreadable, record
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
+    AttemptState,
+    AttemptStatus,
     DeviceLease,
     ExportDecisionRequest,
     GpuSharing,
     Interference,
     Mobility,
     Policy,
+    PreemptionWithin,
     ProcessSpec,
+    Queue,
+    QueuePreemption,
+    QueueQuota,
     TrainingPromise,
     Weights,
     WorkloadKind,
+    WorkloadPhase,
 )
 
 
@@ -213,6 +220,89 @@ def test_decisions_of_random_histories_replay(history):
         document = rig.exported(key)
         if document["outcome"]["placements"]:
             assert replay_decision(document).differences == ()
+
+
+PROCESS = {"process": ProcessSpec(argv=("train",), working_directory="/"), "mobility": Mobility.FIXED}
+
+
+def preempting(chance):
+    """A small cluster whose queue stops work for work of higher priority."""
+    shapes = [(chance.choice((1, 2, 4)), chance.choice(("T4", "G2"))) for _ in range(chance.randint(2, 4))]
+    nodes = [
+        build_node(f"n{number}", gpus=gpus, model=model, runs_processes=True)
+        for number, (gpus, model) in enumerate(shapes)
+    ]
+    rig = Recorder(*nodes)
+    within = QueuePreemption(within=PreemptionWithin.LOWER_PRIORITY)
+    quota = QueueQuota(resource="gpu", nominal=chance.randint(2, 12) * 1000)
+    queue = Queue(name="default", quotas=(quota,), preemption=within)
+    rig.do(rig.core.update_policy, replace(rig.core.state.policy, queues=(queue,)))
+    return rig
+
+
+def replayed(rig, key):
+    """What a decision differs in when it is replayed, or None and why it has no file."""
+    try:
+        document = rig.exported(key)
+    except FailedPrecondition as refused:
+        return None, refused.message
+    return replay_decision(document).differences, ""
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_decisions_beside_work_that_makes_room_replay_or_say_why_not(chance):
+    rig = preempting(chance)
+    for number in range(20):
+        key, gpus = f"k{number}", chance.choice((0, 1, 1, 2, 4))
+        milli = chance.choice((300, 500, 1000)) if gpus == 1 else 1000 * (gpus > 0)
+        request = build_request(
+            key, gpus=gpus, milli=milli, cpu=chance.choice((1, 40)), priority=chance.choice((0, 0, 5, 9)),
+            replicas=chance.choice((1, 1, 2)), expected_runtime_s=chance.choice((None, 60.0)), **PROCESS,
+        )  # fmt: skip
+        with contextlib.suppress(InvalidArgument):
+            rig.do(rig.core.submit, request)
+        if number % 4 == 3:
+            with contextlib.suppress(NotFound):
+                rig.do(rig.core.cancel, f"k{chance.randrange(number)}")
+        if key in rig.core.state.workloads and rig.core.workload(key).phase is WorkloadPhase.PLACED:
+            differences, refused = replayed(rig, key)
+            assert differences == () or "make room" in refused or "beside work that waits" in refused
+
+
+def begin_making_room():
+    """A node with work that is stopped for other work, which needs most of its CPU, too; and one that is like it."""
+    rig = Recorder(build_node("a", gpus=2, runs_processes=True), build_node("b", gpus=2, runs_processes=True))
+    within = QueuePreemption(within=PreemptionWithin.LOWER_PRIORITY)
+    queue = Queue(name="default", quotas=(QueueQuota(resource="gpu", nominal=4000),), preemption=within)
+    rig.do(rig.core.update_policy, replace(rig.core.state.policy, queues=(queue,)))
+    rig.do(rig.core.submit, build_request("low", gpus=2, **PROCESS))
+    rig.do(rig.core.submit, build_request("other", gpus=2, priority=9, **PROCESS))
+    rig.do(rig.core.submit, build_request("high", gpus=2, cpu=90, priority=5, **PROCESS))
+    (place,) = rig.core.state.nominations.get("high").placements
+    assert place.node_name == "a"
+    return rig
+
+
+def test_what_is_kept_for_work_for_which_others_make_room_is_kept_in_the_file():
+    rig = begin_making_room()
+    rig.do(rig.core.submit, build_request("small", gpus=0, cpu=50, priority=9))
+    document = rig.exported("small")
+    assert replay_decision(document).differences == ()
+    kept = next(one for one in document["cluster"]["workloads"] if one["spec"]["request"]["cpu_milli"] == 89_000)
+    document["cluster"]["workloads"].remove(kept)
+    assert replay_decision(document).differences[0] == "replica 0: b -> a"
+
+
+def test_a_start_for_which_others_made_room_has_no_file():
+    rig = begin_making_room()
+    status = AttemptStatus(
+        workload_id="low", attempt=1, replica=0, state=AttemptState.ENDED, started_ns=1, ended_ns=5, signal=15
+    )
+    rig.do(rig.core.record_attempts, "a", (status,))
+    assert rig.core.workload("high").phase is WorkloadPhase.PLACED
+    with pytest.raises(FailedPrecondition, match=r"began to make room for it.*eelctl explain"):
+        rig.exported("high")
 
 
 LOADS = ("train", "serve", "eval", "")

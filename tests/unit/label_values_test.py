@@ -72,7 +72,7 @@ LAYOUT_ONLY_RULES = frozenset(
     )
 )
 # As it is meant, or over with the next cycles.
-TRANSIENT_RULES = frozenset((RefusalRule.OBSERVE_ONLY, RefusalRule.HYSTERESIS, RefusalRule.SLEW))
+TRANSIENT_RULES = frozenset((RefusalRule.OBSERVE_ONLY, RefusalRule.SLEW))
 
 
 def matched(query):

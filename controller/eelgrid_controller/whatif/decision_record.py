@@ -34,6 +34,7 @@ from eelgrid_protos.messages import (
     Placement,
     Policy,
     ReplicaExplanation,
+    ResourceRequest,
     Weights,
     Workload,
     WorkloadPhase,
@@ -115,12 +116,33 @@ def _has_traits(event: WorkloadPlaced | WorkloadDeferred, spec: WorkloadSpec, ch
 
 
 def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, catalogue: Catalogue) -> dict[str, Any]:
-    """The last decision on a workload as a document for JSON; raises FailedPrecondition if it is too long ago."""
+    """The last decision on a workload as a document for JSON.
+
+    Raises FailedPrecondition if it is too long ago, or followed from more than a document holds.
+    """
     index = _found(past, workload_id)
     seq, entry = past.entries[index]
     event = event_from_plain(entry.kind, entry.body)
     assert isinstance(event, WorkloadPlaced | WorkloadDeferred)
-    state = _before(past, index, workload_id)
+    state, is_start = _before(past, index, workload_id), isinstance(event, WorkloadPlaced)
+    if is_start and workload_id in state.nominations:
+        raise FailedPrecondition(
+            f"the places of {workload_id} were chosen when other work began to make room for it, and decision files do "
+            "not hold such a search; see the decision with eelctl explain"
+        )
+    document = _build_document(state, seq, event, spec, catalogue)
+    has_others = len(state.pending) > (workload_id in state.pending) or bool(state.policy.reservations)
+    if is_start and has_others and replay_decision(document).differences:
+        raise FailedPrecondition(
+            f"{workload_id} started beside work that waits (promised starts, held capacity) or reservations, and decision "
+            "files do not hold what these close to others; see the decision with eelctl explain"
+        )
+    return document
+
+
+def _build_document(
+    state: ClusterState, seq: int, event: WorkloadPlaced | WorkloadDeferred, spec: WorkloadSpec, catalogue: Catalogue
+) -> dict[str, Any]:
     watts = PriorPowerModel(catalogue).gpu
     chooser = WorkloadPlacer(state, catalogue)
     is_limited = chooser.is_limited_by_interference(spec)
@@ -145,7 +167,7 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
         "format": DECISION_FORMAT,
         "version": DECISION_VERSIONS[is_limited],
         "made_by": __version__,
-        "workload_id": workload_id,
+        "workload_id": event.workload_id,
         "revision": seq,
         "time_ns": event.time_ns,
         "spec": to_plain(_anonymize_spec(spec, "decided", loads)),
@@ -188,7 +210,8 @@ def _number_loads(state: ClusterState, spec: WorkloadSpec) -> Mapping[str, str]:
 def _bare(state: ClusterState, loads: _LoadNumbers) -> dict[str, Any]:
     """The dump of a state with what decisions look at, and nothing else."""
     dump = state.dump()
-    held = [workload for workload in state.workloads.values() if workload.phase is WorkloadPhase.PLACED]
+    placed = (workload for workload in state.workloads.values() if workload.phase is WorkloadPhase.PLACED)
+    held = (*(_anonymize_workload(workload, loads) for workload in placed), *_list_nominated(state))
     policy = Policy()
     if loads is not None:
         pairs = tuple(
@@ -202,15 +225,33 @@ def _bare(state: ClusterState, loads: _LoadNumbers) -> dict[str, Any]:
         "policy": to_plain(policy, brief=True),
         "revision": state.revision,
         "workloads": [
-            to_plain(_anonymize_workload(workload, f"held-{number:06}", loads), brief=True)
+            to_plain(replace(workload, workload_id=f"held-{number:06}"), brief=True)
             for number, workload in enumerate(held)
         ],
     }
 
 
-def _anonymize_workload(workload: Workload, workload_id: str, loads: _LoadNumbers) -> Workload:
+def _anonymize_workload(workload: Workload, loads: _LoadNumbers) -> Workload:
     spec = _anonymize_spec(workload.spec, "held", loads)
-    return Workload(workload_id=workload_id, spec=spec, phase=workload.phase, placements=workload.placements)
+    return Workload(workload_id="held", spec=spec, phase=workload.phase, placements=workload.placements)
+
+
+def _list_nominated(state: ClusterState) -> Iterator[Workload]:
+    """Yields what is kept for work for which others make room, each as work of its own."""
+    for name, record in state.nominations.hold_on(state.nodes, state.workloads).items():
+        for key, held in record.assignments.items():
+            if key in state.nodes[name].assignments:
+                continue
+            request = ResourceRequest(
+                cpu_milli=held.cpu_milli,
+                memory_bytes=held.memory_bytes,
+                gpu_count=len(held.gpu_uuids),
+                gpu_milli=held.gpu_milli,
+            )
+            indexes = tuple(gpu.index for uuid in held.gpu_uuids if (gpu := record.gpu(uuid)) is not None)
+            place = Placement(replica=0, node_name=name, gpu_uuids=held.gpu_uuids, gpu_indexes=indexes)
+            spec = WorkloadSpec(name="held", request=request)
+            yield Workload(workload_id="held", spec=spec, phase=WorkloadPhase.PLACED, placements=(place,))
 
 
 def _anonymize_spec(spec: WorkloadSpec, name: str, loads: _LoadNumbers) -> WorkloadSpec:
