@@ -478,12 +478,17 @@ class Launcher:
             rows, columns = self._spec["terminal_size"]
             self._input = JobInput(self._folder, is_terminal=kind == "terminal", rows=rows, columns=columns, poll=poll)
             source = self._input.child_end
-            if "user" in self._spec and kind == "terminal":
-                os.fchown(source, self._spec["user"]["uid"], -1)
+            self._give_to_user(source)
         if self._input is not None and self._input.output >= 0:
             return (source, source), self._input.output
         output, output_write = os.pipe2(os.O_CLOEXEC)
+        self._give_to_user(output_write)
         return (source, output_write), output
+
+    def _give_to_user(self, stream: int) -> None:
+        """Lets the process open a stream of its own by its name, such as /dev/stderr."""
+        if "user" in self._spec:
+            os.fchown(stream, self._spec["user"]["uid"], -1)
 
     def _on_stop(self, _number: int, _frame: object) -> None:
         self._stop_due = True
