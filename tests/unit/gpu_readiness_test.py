@@ -71,6 +71,24 @@ def test_a_gpu_that_another_holds_is_cordoned_with_its_name_and_looked_at_every_
     assert found.cordons == {}
 
 
+def test_an_attempt_that_a_newer_plan_puts_on_other_gpus_starts_on_these():
+    before, after = assignment("w", "A"), assignment("w", "B")
+    found = waiting(before)
+    assert found.observe({"A": GpuUse((7,), GIB)}, 0) == ()
+    found.set_wanted((after,))
+    assert found.observe({"A": GpuUse((7,), GIB), "B": free()}, SECOND) == (after,)
+
+
+def test_an_attempt_starts_as_the_newest_plan_has_it_and_its_wait_goes_on():
+    before = assignment("w", "A")
+    after = replace(before, replicas=2)
+    found = waiting(before)
+    assert found.observe({"A": GpuUse((7,), GIB)}, SECOND) == ()
+    found.set_wanted((after,))
+    assert found.observe({"A": GpuUse((7,), GIB)}, 2 * SECOND) == ()
+    assert [item for item, _ in found.withdraw_overdue(SECOND + HELD_MOST_NS).values()] == [after]
+
+
 def test_a_waiting_attempt_starts_when_the_other_process_has_ended():
     one = assignment("w", "A", "B")
     found = waiting(one)

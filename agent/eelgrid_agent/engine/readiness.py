@@ -20,7 +20,7 @@ controller with the inventory: no more work is placed there, and `eelctl` shows 
 import logging
 import pwd
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -142,13 +142,20 @@ class GpuReadiness:
     def set_wanted(self, wanted: Collection[Assignment], settings: Collection[GpuSetting] = ()) -> None:
         """Replaces the attempts that wait: those of the newest plan that were not started; `settings` are that plan's."""
         keys = {attempt_key(item): item for item in wanted}
-        self._waiting = {key: self._waiting.get(key) or _Waiting(item) for key, item in keys.items()}
+        self._waiting = {key: self._renew(key, item) for key, item in keys.items()}
         limited = {uuid for item in wanted if item.limit_before_start for uuid in item.gpu_uuids}
         self._limits_w = {
             one.gpu_uuid: one.power_limit_w
             for one in settings
             if one.gpu_uuid in limited and one.power_limit_w is not None
         }
+
+    def _renew(self, key: AttemptKey, item: Assignment) -> _Waiting:
+        """Returns a wait as the newest plan has it, which goes on unless that names other GPUs."""
+        one = self._waiting.get(key)
+        if one is None or one.assignment.gpu_uuids != item.gpu_uuids:
+            return _Waiting(item)
+        return replace(one, assignment=item)
 
     def list_due_gpus(self, now_ns: int) -> tuple[str, ...]:
         """Returns the GPUs to ask the driver about now."""
