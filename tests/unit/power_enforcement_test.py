@@ -99,6 +99,18 @@ def test_a_limit_goes_by_steps_and_a_small_difference_is_none(rig):
     assert rig.written(one)[4:] == [373.5]
 
 
+def test_work_that_waits_for_a_limit_gets_it_however_near_the_one_before_is(rig):
+    one = settled(rig, setting(rig.machine.uuids[0], 352.0))[0]
+    work = Assignment(workload_id="w", replica=0, gpu_uuids=(one,), gpu_milli=1000, limit_before_start=True)
+    rig.offer(plan_of(setting(one, 350.0), assignments=(work,)))
+    rig.cycle(3)
+    assert rig.limit_w(one) == 350.0
+    # A lower one than it may have is no reason to write.
+    rig.offer(plan_of(setting(one, 352.0), assignments=(work,)))
+    rig.cycle(3)
+    assert rig.limit_w(one) == 350.0
+
+
 def test_a_lock_that_differs_by_a_step_is_no_difference(rig):
     one = settled(rig, setting(rig.machine.uuids[0], sm_clock_min_mhz=600, sm_clock_max_mhz=1400))[0]
     before = len(rig.commands)
