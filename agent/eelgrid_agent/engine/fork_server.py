@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import weakref
+from collections import deque
 from pathlib import Path
 
 # The server finds its own modules here, and nothing else beside the standard library.
@@ -40,6 +41,8 @@ class ForkServer:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        # Of launchers that were asked for: each stays open until then, so that there is room for the descriptor in the answer.
+        self._records = deque[int]()
         self._finalizer: weakref.finalize[..., ForkServer] | None = None
 
     @property
@@ -81,13 +84,20 @@ class ForkServer:
         if self._finalizer is not None:
             self._finalizer()
         self._control = self._process = None
+        while self._records:
+            os.close(self._records.popleft())
 
     def request(self, folder: Path, records: int) -> None:
-        """Asks for the launcher of a folder, which holds a copy of its locked descriptor while it lives.
+        """Asks for the launcher of a folder, which holds a copy of its locked descriptor while it lives; takes that over.
 
         Raises ForkServerEnded, and OSError if no server can be started.
         """
-        self.prepare()
+        self._records.append(records)
+        try:
+            self.prepare()
+        except OSError:
+            self.close()
+            raise
         assert self._control is not None
         try:
             socket.send_fds(self._control, [os.fsencode(folder)], [records])
@@ -99,6 +109,7 @@ class ForkServer:
         """Returns the pidfd of the launcher that was asked for first; raises ForkServerEnded, or OSError if it was not forked."""
         if self._control is None:
             raise ForkServerEnded("it was killed")
+        os.close(self._records.popleft())
         try:
             answer, passed, _, _ = socket.recv_fds(self._control, 64, 1)
         except OSError as error:

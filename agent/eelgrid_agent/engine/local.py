@@ -274,15 +274,9 @@ class LocalEngine:
         folder.mkdir(mode=0o700, exist_ok=True)
         cgroup = self._cgroups.create(folder.name, cpu_milli=assignment.cpu_milli, memory_bytes=assignment.memory_bytes)
         devices = [entry.device for entry in lease]
-        self._request_launcher(folder, self._write_spec(folder, assignment, cgroup, user, devices=devices, share=share))
+        records = self._write_spec(folder, assignment, cgroup, user, devices=devices, share=share)
+        self.fork_server.request(folder, records)
         return True
-
-    def _request_launcher(self, folder: Path, records: int) -> None:
-        """Hands locked records to the fork server; raises OSError and ForkServerEnded."""
-        try:
-            self.fork_server.request(folder, records)
-        finally:
-            os.close(records)
 
     def _receive_launcher(self, asked: deque[AttemptKey]) -> None:
         """Takes the answer about the attempt that was asked for first."""
@@ -317,10 +311,12 @@ class LocalEngine:
             if was_launcher_forked(folder):
                 return -1
             try:
-                self._request_launcher(folder, lock_records(folder))
+                self.fork_server.request(folder, lock_records(folder))
                 return self.fork_server.receive()
             except ForkServerEnded as error:
                 _LOG.warning("event=fork_server_ended reason=%r", str(error))
+        if was_launcher_forked(folder):
+            return -1
         raise OSError("the fork server ended several times")
 
     def _fail(self, key: AttemptKey, error: OSError | UserRefused) -> None:
