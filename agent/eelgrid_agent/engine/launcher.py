@@ -554,7 +554,8 @@ class Launcher:
         self._signal_group(self._spec["stop_signal"])
 
     def _signal_group(self, name: str) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        # A program with rights of its own, such as sudo, cannot be told.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, getattr(signal, f"SIG{name}"))
 
     def _timeout_ms(self) -> int:
