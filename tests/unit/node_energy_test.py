@@ -12,7 +12,8 @@ from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
 from eelgrid_agent.node.inventory import read_each_gpu
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, MigSlice
 from eelgrid_protos.catalogue.loader import load_catalogue
-from eelgrid_protos.messages import Assignment, NodeEventKind, Reading
+from eelgrid_protos.codec import decode_message, encode_message
+from eelgrid_protos.messages import Assignment, ConnectRequest, NodeEventKind, Reading
 
 SECOND = 1_000_000_000
 MILLIJOULES = 1000.0
@@ -168,3 +169,12 @@ def test_an_idle_context_of_somebody_who_holds_nothing_is_reported(site):
     assert abs(context["8"] - context["9"]) <= 70
     assert {row.owner.job for row in site.energy.build_report().owners if row.part is EnergyUse.ACTIVE} == {"8"}
     assert {row.owner.kind for row in site.energy.build_report().owners} == {UsageOwnerKind.SLURM}
+
+
+def test_an_idle_context_in_a_cgroup_whose_name_is_no_text_is_told(site):
+    site.process(0, 21, job=8)
+    (site.proc / "21" / "cgroup").write_bytes(b"0::/system.slice/own.service/\xff\x1b[2J.scope\n")
+    site.run(330)
+    (event,) = site.events
+    assert event.detail.endswith("by unit unit=\\udcff\\x1b[2J.scope")
+    assert decode_message(ConnectRequest, encode_message(ConnectRequest(message=event))).message == event

@@ -291,7 +291,7 @@ def _detail(anomaly: OngoingAnomaly, now_ns: int) -> str:
     how = "held and idle" if subject.kind is EnergyAnomalyKind.HELD_IDLE else "an idle context is open"
     seconds = max(0, now_ns - anomaly.since_ns) / 1e9
     wasted_j = anomaly.wasted_mj / 1000.0
-    return f"{where}{how} for {seconds:.0f} s, {wasted_j:.0f} J so far, by {subject.owner.title()}"
+    return f"{where}{how} for {seconds:.0f} s, {wasted_j:.0f} J so far, by {escape_text(subject.owner.title())}"
 
 
 _LOG = logging.getLogger("eelgrid.agent")
