@@ -56,9 +56,10 @@ class AttemptCgroups:
 
     def create(self, name: str, *, cpu_milli: int, memory_bytes: int) -> str:
         """Makes a cgroup with limits as far as they can be set; returns its path, empty if there is none."""
-        if self._parent is None:
+        path = self.find(name)
+        if not path:
             return ""
-        folder = self._parent / f"attempt-{name}"
+        folder = Path(path)
         try:
             folder.mkdir(exist_ok=True)
         except OSError:
@@ -69,7 +70,11 @@ class AttemptCgroups:
         if memory_bytes:
             _write(folder / "memory.max", str(memory_bytes))
             _write(folder / "memory.oom.group", "1")
-        return str(folder)
+        return path
+
+    def find(self, name: str) -> str:
+        """Returns the path of a cgroup, whether it exists or not; empty where none is made."""
+        return "" if self._parent is None else str(self._parent / f"attempt-{name}")
 
     def remove(self, path: str) -> None:
         """Kills what is left in a cgroup and removes it; what is still ending keeps it."""

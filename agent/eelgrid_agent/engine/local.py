@@ -182,7 +182,7 @@ class LocalEngine:
             spec = records.get("spec") or records.get("running", {})
             if "key" not in spec:
                 # Its start was cut short before there was anything to start.
-                shutil.rmtree(folder, ignore_errors=True)
+                self._remove_unstarted(folder)
                 continue
             key = AttemptKey(*spec["key"])
             self._attempts[key] = _Attempt(folder, _status(key, AttemptState.RUNNING))
@@ -322,11 +322,16 @@ class LocalEngine:
     def _fail(self, key: AttemptKey, error: OSError | UserRefused) -> None:
         """Ends an attempt that cannot be started."""
         attempt = self._attempts[key]
-        shutil.rmtree(attempt.folder, ignore_errors=True)
+        self._remove_unstarted(attempt.folder)
         reason = f"cannot start: {getattr(error, 'strerror', None) or error}"
         attempt.status = replace(attempt.status, state=AttemptState.ENDED, reason=reason, ended_ns=time.time_ns())
         _LOG.warning("event=attempt_failed workload=%s replica=%d reason=%r", key.workload_id, key.replica, reason)
         self._release_devices(key)
+
+    def _remove_unstarted(self, folder: Path) -> None:
+        """Removes what was made for an attempt that never began."""
+        shutil.rmtree(folder, ignore_errors=True)
+        self._cgroups.remove(self._cgroups.find(folder.name))
 
     def refuse(self, assignment: Assignment, reason: str, *, gpu_held: bool = False) -> None:
         """Records that an attempt ended before it was started."""
@@ -435,7 +440,7 @@ class LocalEngine:
         elif not ("running" in records or "exit" in records):
             del self._attempts[key]
             self._release_devices(key)
-            shutil.rmtree(attempt.folder, ignore_errors=True)
+            self._remove_unstarted(attempt.folder)
         else:
             self._finish(key)
 
