@@ -32,7 +32,11 @@ class ReportedAttempts:
     def __init__(self):
         self._attempts, self.wakes = {}, 0
         self._processes = SimpleNamespace(
-            list_attempts=lambda: self._attempts, on_change=None, start=lambda *_: None, contact=LeaderContact()
+            list_attempts=lambda: self._attempts,
+            on_change=None,
+            start=lambda *_: None,
+            drop_waiting=lambda _: None,
+            contact=LeaderContact(),
         )
         clock = ManualClock()
         self.node = build_agent_node(build_devices(clock), clock, processes=self._processes)

@@ -7,17 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.builders.agent import ManualClock, build_agent_node, build_devices
 from tests.builders.attempts import ended, output, python, shell, status, until_said
 from tests.mps_rig import SERVER_PID, MpsProgram
 from tests.waiting import wait_until
 
+from eelgrid_agent.enforce.device_leases import DeviceLeases
+from eelgrid_agent.enforce.lease_table import LeaseTable
 from eelgrid_agent.engine import mps
 from eelgrid_agent.engine.local import LocalEngine
 from eelgrid_agent.engine.mps import MpsDaemonFailed, MpsDaemons
 from eelgrid_agent.engine.mps_control import PID_FILE, PROGRAM, find_daemon
 from eelgrid_agent.engine.port import attempt_key
 from eelgrid_agent.engine.users import JobUser
-from eelgrid_protos.messages import AttemptState, Gpu
+from eelgrid_agent.state_files import MemoryState
+from eelgrid_protos.messages import AttemptState, Cadence, ConnectResponse, Gpu, NodePlan, Welcome
 from eelgrid_protos.quantities import MIB
 
 GPU = "GPU-5f1e2d3c-0000-0000-0000-000000000001"
@@ -189,6 +193,32 @@ def test_an_attempt_that_is_stopped_while_it_waits_for_its_daemon_never_begins(t
 
     assert play(scene, engine).reason == "stopped before it started"
     assert not (tmp_path / "ran").exists()
+
+
+def test_an_attempt_that_no_plan_names_any_more_never_begins_when_its_daemon_does(tmp_path, program):
+    clock = ManualClock()
+    devices = build_devices(clock)
+    (gpu, *_) = devices.gpus()
+    leases = DeviceLeases(MemoryState(LeaseTable()), boot_id="b", wall_ns=lambda: 1)
+    leases.list_gpus = devices.gpus
+    engine = LocalEngine(tmp_path / "p", mps=build_daemons(tmp_path), leases=leases)
+    node = build_agent_node(devices, clock, processes=engine)
+    dropped, kept = (share(f"touch {tmp_path}/{key}", key, gpu=gpu.uuid) for key in ("w-1", "w-2"))
+
+    async def scene():
+        node.adopt_processes()
+        leases.finish_adoption()
+        node.on_welcome(Welcome(acknowledged_sequence=0, cadence=Cadence()))
+        for epoch, items in enumerate([(dropped, kept), (kept,)], start=1):
+            plan = NodePlan(node_name=node.name, epoch=epoch, lease_s=60.0, assignments=items)
+            node.on_message(ConnectResponse(message=plan))
+        assert [lease.holder.owner for lease in leases.table.leases] == ["w-2/0/1"]
+        await wait_until(lambda: attempt_key(kept) in engine.list_attempts())
+        await ended(engine, kept)
+
+    play(scene, engine)
+    assert [one.workload_id for one in engine.list_attempts()] == ["w-2"]
+    assert not (tmp_path / "w-1").exists()
 
 
 def test_a_daemon_that_was_killed_is_started_again_for_the_next_one(tmp_path, program):

@@ -46,6 +46,7 @@ class FailingJobs:
         self.device.take_events()
         processes = SimpleNamespace(
             list_attempts=lambda: self.attempts,
+            drop_waiting=lambda _: None,
             on_change=None,
             start=lambda *_: None,
             forget=lambda *_: None,

@@ -29,7 +29,7 @@ import shutil
 import signal
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -251,6 +251,12 @@ class LocalEngine:
             self._receive_launcher(asked)
         if new:
             self.on_change()
+
+    def drop_waiting(self, wanted: Collection[Assignment]) -> None:
+        """Gives up the starts that wait for their MPS daemon, but for these."""
+        for item in () if self._mps is None else self._mps.list_waiting():
+            if item not in wanted:
+                self._release_devices(attempt_key(item))
 
     def _repeat_end(self, key: AttemptKey, assignment: Assignment) -> bool:
         """Tells again how an attempt ended, instead of running it twice; whether that was so."""

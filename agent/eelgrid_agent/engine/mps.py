@@ -119,6 +119,10 @@ class MpsDaemons:
         """Returns whether an attempt waits for its daemon."""
         return any(key in daemon.waiting for daemon in self._daemons.values())
 
+    def list_waiting(self) -> tuple[Assignment, ...]:
+        """Returns what waits for a daemon."""
+        return tuple(item for daemon in self._daemons.values() for item in daemon.waiting.values())
+
     def leave(self, key: AttemptKey) -> None:
         """Ends the use, or the wait, of an attempt; a daemon without any quits."""
         for waited in self._daemons.values():

@@ -49,6 +49,9 @@ class ProcessEngine(Protocol):
     def start(self, *assignments: Assignment) -> None:
         """Starts the processes of assignments, unless their attempts are known; a failure becomes the end of its attempt."""
 
+    def drop_waiting(self, wanted: Collection[Assignment]) -> None:
+        """Gives up starts that wait for what the engine itself has to do first, but for these."""
+
     def refuse(self, assignment: Assignment, reason: str, *, gpu_held: bool = False) -> None:
         """Records that an attempt ended before it was started, and never starts it; `gpu_held` is no failure of it."""
 

@@ -636,6 +636,7 @@ class AgentNode:
         for key in actions.stop:
             self._processes.stop(key)
         results = self._apply_running()
+        self._processes.drop_waiting(actions.start)
         self._processes.start(*(item for item in actions.start if item not in checked))
         # Work on the files of what has ended can wait for the starts on its GPUs.
         self._forgotten = actions.forget
@@ -719,12 +720,11 @@ class AgentNode:
         self.answer_log_requests()
 
     def _write_input(self, chunk: InputChunk) -> None:
+        take = partial(self._on_input_taken, self._streams)
         if self._processes is None:
-            self._on_input_taken(
-                self._streams, InputResult(request_id=chunk.request_id, problem="no process runs here")
-            )
+            take(InputResult(request_id=chunk.request_id, problem="no process runs here"))
         else:
-            self._processes.write_input(chunk, partial(self._on_input_taken, self._streams))
+            self._processes.write_input(chunk, take)
 
     def _on_input_taken(self, stream: int, result: InputResult) -> None:
         """Answers on the stream that asked: another has the same numbers."""
