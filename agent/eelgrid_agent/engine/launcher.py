@@ -413,7 +413,7 @@ class Launcher:
             self._make_checkpoint_folder()
             streams, output = self._open_streams(poll)
         except OSError as error:
-            self._reason, self._status = f"cannot prepare its start: {os.strerror(error.errno or errno.EIO)}", _FAILED
+            self._reason, self._status = f"cannot prepare its start: {error.strerror or error}", _FAILED
             return -1
         try:
             if not (_is_spawnable(self._spec) and self._spawn(streams)):
@@ -433,7 +433,12 @@ class Launcher:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
         if "user" in self._spec:
-            os.chown(folder, self._spec["user"]["uid"], self._spec["user"]["gid"])
+            uid, gid = self._spec["user"]["uid"], self._spec["user"]["gid"]
+            # The id may be that of somebody's job that the controller has forgotten since.
+            if os.stat(folder).st_uid not in (uid, os.geteuid()):
+                problem = f"{folder} is another user's; submit the job under another id, or remove the folder"
+                raise OSError(errno.EPERM, problem)
+            os.chown(folder, uid, gid)
 
     def _spawn(self, streams: "tuple[int, int]") -> bool:
         """Starts the process without a copy of this one, which would cost more than the rest of a start.
