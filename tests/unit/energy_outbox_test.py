@@ -1,16 +1,20 @@
 """The outbox: shares by the plan alone, what was spent while no agent ran, and the node's stream of windows."""
 
+import asyncio
 import itertools
+import threading
 from array import array
 from dataclasses import replace
 
 import pytest
 from tests.builders.agent import ManualClock, build_devices, build_energy_share, build_slurm_owner, build_tick
+from tests.waiting import wait_until
 
 from eelgrid_agent.devices.port import Missing, RawReadings
 from eelgrid_agent.devices.sampler import GPU_READINGS
+from eelgrid_agent.energy import node_energy
 from eelgrid_agent.energy.attributor import Attribution
-from eelgrid_agent.energy.node_energy import ENERGY_OUTBOX, load_outbox_state
+from eelgrid_agent.energy.node_energy import ENERGY_OUTBOX, load_outbox_state, write_periodically
 from eelgrid_agent.energy.windows import EnergyOutbox, EnergyWindowQueue, OutboxState
 from eelgrid_agent.state_files import StateFile
 from eelgrid_protos.catalogue.loader import load_catalogue
@@ -284,3 +288,29 @@ def test_windows_that_were_kept_with_a_clock_ahead_hold_up_none_that_come():
     windows.charge({"g0": attribution(g0=1).shares["g0"]}, at_ns=BEGIN_NS + 30 * SECOND_NS)
     windows.close_window()
     assert spans(windows.closed)[-1] == (0.0, 30.0)
+
+
+def test_an_agent_that_stops_while_windows_are_written_writes_the_last_ones_after_that(monkeypatch):
+    monkeypatch.setattr(node_energy, "_EVERY_S", 0.001)
+    outbox, disk, log = EnergyOutbox(OutboxState(incarnation=5)), threading.Event(), []
+
+    class SlowStore:
+        def store(self, state):
+            log.append(("begun", state.number))
+            disk.wait(10.0)
+            log.append(("written", state.number))
+
+    async def scene():
+        writing = asyncio.create_task(write_periodically(outbox, SlowStore()))
+        await asyncio.sleep(0)
+        for number in range(2):
+            outbox.windows.charge({"g0": ()}, at_ns=BEGIN_NS + 30 * number * SECOND_NS)
+            if not number:
+                outbox.windows.close_window()
+        await wait_until(lambda: log)
+        writing.cancel()
+        asyncio.get_running_loop().call_later(0.05, disk.set)
+        await asyncio.wait((writing,))
+
+    asyncio.run(scene())
+    assert log == [("begun", 1), ("written", 1), ("begun", 2), ("written", 2)]

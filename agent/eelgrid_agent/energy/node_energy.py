@@ -358,6 +358,16 @@ def load_outbox_state(store: OutboxStore, *, draw_incarnation: Callable[[], int]
         return fresh
 
 
+async def _store(store: OutboxStore, state: OutboxState) -> None:
+    """Stores on a thread, to the end when it is cancelled: two must not write one file. Raises StateUnwritable."""
+    writing = asyncio.ensure_future(asyncio.to_thread(store.store, state))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait((writing,))
+        raise
+
+
 async def write_periodically(outbox: EnergyOutbox, store: OutboxStore) -> None:
     """Stores the outbox whenever it changed, until cancelled; then closes its open window and stores that as well."""
     written, is_told, refused = outbox.windows.changes, False, 0
@@ -375,7 +385,7 @@ async def write_periodically(outbox: EnergyOutbox, store: OutboxStore) -> None:
             if changes == written:
                 continue
             try:
-                await asyncio.to_thread(store.store, outbox.state())
+                await _store(store, outbox.state())
             except StateUnwritable as error:
                 if not is_told:
                     _LOG.warning("event=energy_unwritten error=%s action=again", error)
