@@ -3,13 +3,18 @@
 import asyncio
 import errno
 import json
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from tests.builders.agent import ManualClock, build_agent_node, build_devices
-from tests.builders.attempts import ended, python, shell, until_said
+from tests.builders.attempts import ended, python, shell, status, until_said
+from tests.waiting import wait_until
 
+from eelgrid_agent.engine.attempt_records import read_records
+from eelgrid_agent.engine.cgroups import AttemptCgroups
 from eelgrid_agent.engine.contact import LeaderContact, read_contact
 from eelgrid_agent.engine.local import LocalEngine, has_unfenced_attempts
 from eelgrid_protos.messages import Acknowledgement, AttemptState, Cadence, ConnectResponse, SampleBatch, Welcome
@@ -218,7 +223,7 @@ def test_a_process_is_stopped_once_no_controller_was_heard_for_too_long(tmp_path
     "text",
     [
         # As if there were contact all the time; a fence that was switched off; nothing that can be read.
-        json.dumps({"contact_s": 1e12, "fence_after_s": 0.1}),
+        json.dumps({"contact_s": 1e12, "fence_after_s": 0.5}),
         json.dumps({"contact_s": 0.0, "fence_after_s": 0.0}),
         "{",
         json.dumps({"contact_s": "x", "fence_after_s": 0.1}),
@@ -263,6 +268,73 @@ def test_a_process_is_not_even_started_by_an_order_that_waited_for_too_long(tmp_
         assert (found.reason, found.exit_code) == ("no controller was heard for 0.1 s", 126)
         assert found.node_fault == found.reason
         assert not (tmp_path / "begun").exists()
+
+    asyncio.run(scene())
+
+
+class HangingCgroups(AttemptCgroups):
+    """A process waits at its start until somebody reads the pipe, as at a folder on a disk that is away."""
+
+    def __init__(self, folder):
+        super().__init__(None)
+        self.pipe = folder / "cgroup.procs"
+        os.mkfifo(self.pipe)
+
+    def create(self, name, *, cpu_milli, memory_bytes):
+        return str(self.pipe.parent)
+
+
+async def keep_contact(contact):
+    """The controller is heard again and again."""
+    while True:
+        contact.note_opening()
+        contact.note_welcome()
+        await asyncio.sleep(0.05)
+
+
+def test_a_process_whose_start_hung_longer_than_the_fence_does_not_begin(tmp_path):
+    item = shell(f"touch {tmp_path}/begun; sleep 600")
+
+    async def scene():
+        contact = LeaderContact(tmp_path / "contact.json", 1.0)
+        cgroups = HangingCgroups(tmp_path)
+        engine = LocalEngine(tmp_path / "engine", contact=contact, cgroups=cgroups)
+        engine.adopt()
+        heard = asyncio.create_task(keep_contact(contact))
+        await asyncio.sleep(0.1)
+        engine.start(item)
+        await asyncio.sleep(1.5)
+        pipe = os.open(cgroups.pipe, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            found = await ended(engine, item)
+        finally:
+            os.close(pipe)
+            heard.cancel()
+        assert found.node_fault == found.reason == "no controller was heard while it started"
+        assert not (tmp_path / "begun").exists()
+
+    asyncio.run(scene())
+
+
+def test_a_launcher_that_was_stopped_longer_than_the_fence_stops_its_process(tmp_path):
+    item = shell("echo begun; sleep 600")
+
+    async def scene():
+        contact = LeaderContact(tmp_path / "contact.json", 1.0)
+        engine = LocalEngine(tmp_path / "engine", contact=contact)
+        engine.adopt()
+        heard = asyncio.create_task(keep_contact(contact))
+        await asyncio.sleep(0.1)
+        engine.start(item)
+        await until_said(engine, item, "begun")
+        (folder,) = (tmp_path / "engine" / "attempts").iterdir()
+        launcher = read_records(folder)["running"]["pid"]
+        os.kill(launcher, signal.SIGSTOP)
+        await asyncio.sleep(1.5)
+        os.kill(launcher, signal.SIGCONT)
+        await wait_until(lambda: status(engine, item).is_over, within_s=10.0)
+        heard.cancel()
+        assert status(engine, item).node_fault == "no controller was heard for 1 s"
 
     asyncio.run(scene())
 

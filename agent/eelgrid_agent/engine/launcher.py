@@ -343,6 +343,7 @@ class Launcher:
         # When the last contact with the controller is looked at next, and what was read last.
         self._contact_at_s: float | None = None
         self._contact = 0.0, 0.0
+        self._looked_s = 0.0
         self._is_silent = False
         self._started_ns = 0
         self._input: JobInput | None = None
@@ -378,7 +379,8 @@ class Launcher:
         poll = self._poll
         self._started_ns = time.time_ns()
         if self._spec.get("contact"):
-            self._contact = _now_s(), 0.0
+            self._looked_s = _now_s()
+            self._contact = self._looked_s, 0.0
             self._contact_at_s = 0.0
         running = self._identity | {"started_ns": self._started_ns}
         append_record(self._records, "running", running)
@@ -405,9 +407,8 @@ class Launcher:
 
     def _start(self, poll: "select.poll") -> int:
         """Starts the process; why it cannot be started becomes its reason. Returns where its output is read."""
-        if self._contact_at_s is not None and self._look_for_contact(_now_s()):
-            # An order that waited in a stopped agent: by now it may run elsewhere.
-            self._status = _FAILED
+        if self._is_late():
+            # An order that waited in a stopped agent.
             return -1
         try:
             self._make_checkpoint_folder()
@@ -450,7 +451,7 @@ class Launcher:
             self._reason = _enter(str(self._spec["working_directory"]))
             if self._reason:
                 self._status = _NOT_EXECUTABLE << 8
-            else:
+            elif not self._is_late():
                 self._pid = _spawn_command(self._spec["argv"], self._spec["environment"], streams)
         except OSError as error:
             code, self._reason = _describe_failure(str(self._spec["argv"][0]), error)
@@ -466,13 +467,25 @@ class Launcher:
         failure, failure_write = os.pipe2(os.O_CLOEXEC)
         self._pid = os.fork()
         if self._pid == 0:
-            _run_command(self._spec, streams, failure_write)
+            fence_after_s = self._contact[1]
+            late_at_s = self._looked_s + fence_after_s if fence_after_s else float("inf")
+            _run_command(self._spec | {"late_at_s": late_at_s}, streams, failure_write)
         os.close(failure_write)
         problem = b""
         while part := os.read(failure, 4096):
             problem += part
         os.close(failure)
         self._reason = problem.decode("utf-8", "replace")
+        if self._contact_at_s is not None:
+            # Its folder or its program may have been on a disk that was away.
+            self._look_for_contact(_now_s())
+
+    def _is_late(self) -> bool:
+        """Returns whether a process must not start any more, since it may run elsewhere by now."""
+        is_late = self._contact_at_s is not None and self._look_for_contact(_now_s())
+        if is_late:
+            self._status = _FAILED
+        return is_late
 
     def _open_streams(self, poll: "select.poll") -> "tuple[tuple[int, int], int]":
         """Opens standard input and output of the process, and what its output is read from."""
@@ -529,7 +542,8 @@ class Launcher:
     def _look_for_contact(self, now_s: float) -> bool:
         """Begins a stop if the controller was not heard for too long, and returns whether that is so.
 
-        Where the file cannot be read, what was read last holds.
+        Where the file cannot be read, what was read last holds. A time at which nobody looked counts as silence, since
+        the controller may have been heard again only at its end.
         """
         try:
             with open(self._spec["contact"], "rb") as file:
@@ -538,8 +552,9 @@ class Launcher:
         except (OSError, ValueError, KeyError, TypeError):
             pass
         contact_s, fence_after_s = self._contact
+        silent_s, self._looked_s = now_s - min(contact_s, self._looked_s), now_s
         self._contact_at_s = now_s + min(_CONTACT_S_MOST, (fence_after_s or _CONTACT_S_MOST) / _LOOKS_PER_FENCE)
-        if fence_after_s and now_s - contact_s >= fence_after_s and not self._stop_due:
+        if fence_after_s and silent_s >= fence_after_s and not self._stop_due:
             self._is_silent = self._stop_due = True
             self._reason = self._reason or f"no controller was heard for {fence_after_s:g} s"
         return self._is_silent
@@ -708,6 +723,8 @@ def _become(spec: dict[str, object], streams: "tuple[int, int]") -> str:
     problem = _enter(str(spec["working_directory"]))
     if problem:
         return problem
+    if _now_s() >= spec["late_at_s"]:  # type: ignore[operator]
+        return "no controller was heard while it started"
     os.umask(_UMASK)
     source, output = streams
     for descriptor, target in ((source, 0), (output, 1), (output, 2)):
