@@ -18,6 +18,7 @@ from eelgrid_protos.messages import (
     AttemptState,
     AttemptStatus,
     BackfillMode,
+    JobDeadline,
     JobSchedule,
     MeasuredPoint,
     Mobility,
@@ -418,3 +419,18 @@ def test_work_that_starts_in_the_round_of_its_own_submission_is_asked_nothing_mo
     step = submit(urgent, now_ns=1000 * S)
     assert step.result == core.workload("urgent")
     assert step.result.phase is WorkloadPhase.PLACED
+
+
+def test_a_start_that_moves_behind_work_of_higher_priority_causes_no_round_after_round():
+    core = build_core(build_node(gpus=2))
+    change(core, backfill=EASY)
+    submit(core, "runs", 2, 100.0)
+    submit(core, "late", 2, 50.0, priority=-1, deadline=JobDeadline(end_ns=1000 * S))
+    submit(core, "head", 2, 40.0)
+    settle(core, 1)
+    core.retry_waiting(now_ns=2 * S)
+    settle(core, 2)
+    assert not core.is_round_due(2 * S)
+    core.cancel("runs", now_ns=90 * S)
+    core.cancel("head", now_ns=130 * S)
+    assert core.workload("late").placed_ns == 130 * S

@@ -144,6 +144,8 @@ class BackfillPlanner:
         self._is_known = True
         # A kept start may be none any more: the next round looks.
         self._is_stale = False
+        # Work whose start another one has displaced in this round, and which has not been tried since.
+        self._displaced: set[str] = set()
         # Something became free that was not expected to, so that kept starts may become earlier: before this round, and since.
         self._may_improve, self._has_freed = True, True
         self._replans = 0
@@ -219,6 +221,7 @@ class BackfillPlanner:
         """Begins a round over all pending work: starts are reserved anew, or kept; returns events, not yet applied."""
         self._before = {one.workload_id: one for one in self._reserved}
         self._replans, self._begun_ns = 0, now_ns
+        self._displaced.clear()
         self._in_round, self._is_stale = True, False
         self._may_improve, self._has_freed = self._has_freed, False
         # After a start agents come back one by one: until all have, it is not known what fits, and no promise changes.
@@ -242,10 +245,10 @@ class BackfillPlanner:
 
     def end_round(self, now_ns: int) -> list[Event]:
         """Ends a round; returns events, not yet applied: which starts are promised no more, and which deadlines are broken."""
+        events = [*self._renew_late(now_ns), *self._renew_displaced(now_ns)] if self._is_known else []
         self._in_round = False
         if not self._is_known:
             return []
-        events = self._renew_late(now_ns)
         kept = {one.workload_id for one in self._reserved}
         gone = sorted(self._promised - kept)
         self._promised &= kept
@@ -358,6 +361,15 @@ class BackfillPlanner:
             promise = self._make_promise(found, cause=self._find_cause(workload, now_ns))
             return [changed, WorkloadPromised(time_ns=now_ns, workload_id=workload.workload_id, promise=promise)]
         return []
+
+    def _renew_displaced(self, now_ns: int) -> list[Event]:
+        """Searches another start for work whose turn in the round was before it was displaced, the highest priority first."""
+        events: list[Event] = []
+        while len(events) < _RENEWED_MOST and (waiting := self._displaced.intersection(self._state.pending)):
+            found = (self._state.workloads[key] for key in waiting)
+            self._is_full = self._has_all_starts()
+            events += self.reserve_start(min(found, key=lambda one: (-one.spec.priority, one.workload_id)), now_ns)
+        return events
 
     def _renew_late(self, now_ns: int) -> list[Event]:
         """Searches another start for work that was promised one by now and has not started, such as for want of quota."""
@@ -565,6 +577,7 @@ class BackfillPlanner:
         """
         gang = self._state.gangs.find_bound(workload, self._state.workloads)
         own = self._find_own(workload.workload_id)
+        self._displaced.discard(workload.workload_id)
         if own is not None and not (self._may_improve or self._has_freed):
             return []
         others = [one for one in self._reserved if one is not own and one.workload_id in self._state.pending]
@@ -598,14 +611,16 @@ class BackfillPlanner:
         return self._promise(workload, found, now_ns)
 
     def _drop_displaced(self, new: ReservedStart, now_ns: int) -> None:
-        """Drops the starts of lower priority that a new one leaves no room; they are searched anew in their turn."""
+        """Drops the starts of lower priority that a new one leaves no room; they are searched anew in their turn, or by the end."""
         lower = [one for one in self._reserved if one.priority < new.priority]
         left = [one for one in self._reserved if one.priority >= new.priority]
         bears = self._placer.describe_unbearable
         for one in lower:
             if is_start_free(self._state.nodes, self.ends, left, one, now_ns=now_ns, describe_unbearable=bears):
                 left.append(one)
-        self._is_stale |= len(left) < len(self._reserved)
+        dropped = {one.workload_id for one in self._reserved}.difference(one.workload_id for one in left)
+        self._displaced |= dropped
+        self._is_stale |= bool(dropped) and not self._in_round
         self._reserved = left
 
     def reserve_first(self, workload: Workload, now_ns: int) -> list[Event]:
