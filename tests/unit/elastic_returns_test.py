@@ -4,12 +4,31 @@ from dataclasses import replace
 
 import pytest
 from tests.builders.cluster import build_core, build_node, build_request
-from tests.unit.preemption_test import RECLAIM, S, begin, evicted, phase, queue, restart, running, settle, submit
+from tests.unit.preemption_test import (
+    PROCESS,
+    RECLAIM,
+    S,
+    begin,
+    evicted,
+    phase,
+    queue,
+    restart,
+    running,
+    settle,
+    submit,
+)
 from tests.unit.service_growth_test import PROMISE
 
 from eelgrid_controller.state.events import WorkloadPlaced, WorkloadScaled
 from eelgrid_protos.messages import (
+    BudgetScope,
+    EnforcementMode,
     MeasuredPoint,
+    Mobility,
+    PoolMode,
+    PowerBudget,
+    Queue,
+    QueueQuota,
     TrainingPromise,
     WorkloadKind,
     WorkloadPhase,
@@ -173,3 +192,48 @@ def test_a_job_that_shrank_for_others_has_its_work_counted_to_then():
     after = core.workload("elastic")
     assert after.replicas_begun == before.replicas_begun == 1
     assert replace(after, placements=(), revision=0, spec=before.spec) == replace(before, placements=(), revision=0)
+
+
+def test_a_job_gives_back_the_quota_of_a_model_that_work_elsewhere_takes():
+    core = build_core(build_node("a", gpus=4, cpu=4), build_node("b", gpus=1), build_node("c", gpus=1, model="T4"))
+    measure(core, 1, 2, 3, 4)
+    of_models = QueueQuota(resource="gpu/G2", nominal=4000), QueueQuota(resource="gpu/T4", nominal=8000)
+    core.update_policy(replace(core.state.policy, queues=(Queue(name="default", quotas=of_models),)), now_ns=2)
+    begin_grown(core, models=("G2",), cpu=1)
+    core.submit(build_request("on-c", models=("T4",)), now_ns=5)
+    assert core.submit(build_request("job", cpu=8), now_ns=5).result.placements[0].node_name == "b"
+    assert count(core) == 3
+    assert {one.resource: one.used for one in core.queues.tree.usage("default")}["gpu/G2"] == 4000
+
+
+def build_limitable(name, gpus, **changes):
+    node = build_node(name, gpus=gpus, model="V100M16", runs_processes=True, **changes)
+    board = {"power_limit_min_w": 150.0, "power_limit_default_w": 300.0, "power_limit_max_w": 300.0}
+    gpus = tuple(replace(gpu, **board) for gpu in node.gpus)
+    return replace(node, gpus=gpus, sets_limits=True, limits_before_starts=True)
+
+
+def test_a_job_gives_back_the_watts_that_work_elsewhere_takes():
+    core = build_core(build_limitable("a", 4, cpu=4), build_limitable("b", 1))
+    measure(core, 1, 2, 3, 4)
+    begin_grown(core, cpu=1)
+    budget = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1300.0)
+    core.update_policy(replace(core.state.policy, budgets=(budget,)), now_ns=5)
+    assert core.submit(build_request("job", cpu=8), now_ns=6).result.placements[0].node_name == "b"
+    assert count(core) < 4
+    assert core._chooser.allowance.left_w("cluster") >= 0.0
+
+
+def test_work_starts_at_its_power_limit_where_a_job_gives_back_its_gpu():
+    core = build_core(build_node("a", gpus=1), build_limitable("b", 2, topology=("r1",)))
+    measure(core, 1, 2)
+    begin_grown(core, grown=2)
+    assert {place.node_name for place in core.workload("elastic").placements} == {"a", "b"}
+    budget = PowerBudget(scope=BudgetScope.RACK, name="r1", limit_w=580.0)
+    modes = (PoolMode(pool="default", mode=EnforcementMode.ENFORCE),)
+    core.update_policy(replace(core.state.policy, budgets=(budget,), pools=modes), now_ns=5)
+    request = build_request("job", gpus=2, process=PROCESS, mobility=Mobility.FIXED, models=("V100M16",))
+    job = core.submit(request, now_ns=6).result
+    assert job.placements[0].node_name == "b"
+    assert job.limit_before_start
+    assert job.power_limit_w < 300.0

@@ -200,13 +200,15 @@ class ElasticReturns:
         return released
 
     def _suffices(self, workload: Workload, decision: PlacementDecision, released: _Released) -> bool:
-        """Whether work may start, and has its places, once these replicas are gone."""
-        if self._admit(workload, workload.spec, released) is None:
+        """Whether work may start on the models of its places, and has these and their watts, once these replicas are gone."""
+        admitted = self._admit(workload, workload.spec, released)
+        if admitted is None or not self._placer.is_open_to(admitted, workload.workload_id, decision.placements):
             return False
         names = {place.node_name for place in decision.placements}
-        records = self._copy_nodes(
-            {key: tuple(one for one in places if one.node_name in names) for key, places in released.items()}
-        )
+        near = {key: tuple(one for one in places if one.node_name in names) for key, places in released.items()}
+        records = self._copy_nodes(released if self._placer.allowance.has_budgets else near)
+        if not self._placer.allowance.holds(decision.placements, decision.power_limit_w, records):
+            return False
         for place in decision.placements:
             record = records.get(place.node_name) or self._state.nodes[place.node_name].copy()
             records[place.node_name] = record

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from eelgrid_controller.core.elastic_returns import ElasticReturns, ReturnedPlace
 from eelgrid_controller.core.workloads import list_healthy_replicas, number_replicas
 from eelgrid_controller.formatting import count_noun
+from eelgrid_controller.placement.explanations import make_outcome_event
 from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
@@ -735,14 +736,7 @@ def _place(
     workload: Workload, decision: PlacementDecision, before: PreemptionStep, settle: SettleDecision, now_ns: int
 ) -> PreemptionStep:
     """Places waiting work once a step has made room for it."""
-    placed, nodes = settle(
-        WorkloadPlaced(
-            time_ns=now_ns,
-            workload_id=workload.workload_id,
-            placements=decision.placements,
-            explanation=decision.explanation,
-        )
-    )
+    placed, nodes = settle(make_outcome_event(workload.workload_id, workload.spec.request, decision, now_ns))
     return PreemptionStep((*before.events, placed), before.nodes | nodes)
 
 

@@ -508,6 +508,22 @@ class WorkloadPlacer:
         """Returns whether an engine's rules say where a workload may go."""
         return self.eligibility.rules is not None and self.eligibility.rules.has_rules_for(workload_id)
 
+    def is_open_to(self, spec: WorkloadSpec, workload_id: str, placements: Iterable[Placement]) -> bool:
+        """Returns whether places are on nodes and GPUs that take a workload as they are now, whatever room they have."""
+        rules, models = self.eligibility.rules, spec.request.gpu_models
+        has_rules = rules is not None and self.uses_engine_rules(workload_id)
+        eligible = rules.list_eligible_nodes(workload_id, {}, self._state.workloads) if rules and has_rules else None
+        for place in placements:
+            name = place.node_name
+            record = self._state.nodes.get(name)
+            is_permitted = self.has_required_traits(spec, name) if eligible is None else name in eligible
+            if record is None or not (record.is_schedulable and is_permitted):
+                return False
+            for gpu in map(record.gpu, place.gpu_uuids):
+                if gpu is None or record.cordon_reason(gpu) or (models and gpu.model not in models):
+                    return False
+        return True
+
     def has_required_traits(self, spec: WorkloadSpec, node_name: str) -> bool:
         """Returns whether a node has every trait that a workload requires."""
         return set(_required_traits(spec)) <= set(self._traits.get(node_name, ()))

@@ -457,6 +457,14 @@ class PowerAdmission:
         blocking = list_exceeded(lacks, limit_w)
         return StartLimit(None if blocking else limit_w, blocking)
 
+    def holds(self, placements: Sequence[Placement], limit_w: float | None, altered: Mapping[str, NodeRecord]) -> bool:
+        """Returns whether placements exceed no budget, once nodes are so altered, at the power limit at which they start."""
+        lacks = self.list_exceeded_budgets(placements, altered) if self.has_budgets else []
+        if not lacks or limit_w is None:
+            return not lacks
+        highest_w = self.find_start_limit(placements, lacks, altered).limit_w
+        return highest_w is not None and highest_w >= limit_w
+
     def _list_coming(self, placements: Sequence[Placement], altered: Mapping[str, NodeRecord]) -> Iterator[_Coming]:
         """Yields the nodes of placements with the GPUs that they take there."""
         by_node: dict[str, list[Placement]] = {}
