@@ -391,3 +391,27 @@ def test_a_late_start_that_another_renewal_has_displaced_is_renewed_as_well(monk
     assert {one.workload_id for one in planner._reserved} == {"first", "second"}
     planner._renew_late(9 * HOUR * S)
     assert renewed == ["first", "second"]
+
+
+def test_a_kept_start_takes_no_gpu_of_a_model_whose_quota_is_gone_by_then():
+    def declare(core, nominal, now_s=1):
+        quotas = QueueQuota(resource="gpu/G2", nominal=nominal), QueueQuota(resource="gpu/T4", nominal=8000)
+        policy = replace(
+            core.state.policy, backfill=BackfillMode.CONSERVATIVE, queues=(Queue(name="default", quotas=quotas),)
+        )
+        core.update_policy(policy, now_ns=now_s * S)
+
+    core = build_core(build_node("a", gpus=1), build_node("b", gpus=1, model="T4"))
+    declare(core, 8000)
+    for key, model, run_s in (("on-a", "G2", 100.0), ("on-b", "T4", 150.0)):
+        core.submit(build_request(key, models=(model,), expected_runtime_s=run_s), now_ns=S)
+    core.submit(build_request("any", expected_runtime_s=300.0), now_ns=S)
+    core.submit(build_request("next", models=("T4",), expected_runtime_s=300.0), now_ns=S)
+    core.retry_waiting(now_ns=2 * S)
+    assert core.workload("any").promise.placements[0].node_name == "a"
+    assert core.workload("next").promise.placements[0].node_name == "b"
+    declare(core, 0, now_s=60)
+    core.cancel("on-a", now_ns=101 * S)
+    core.cancel("on-b", now_ns=140 * S)
+    assert core.workload("next").placed_ns == 140 * S
+    assert core.workload("any").phase is WorkloadPhase.PENDING

@@ -462,7 +462,9 @@ class BackfillPlanner:
         if may_replan and self._replan(reserved[0], workload, decision, now_ns):
             return decision
         own = self._find_own(key)
-        kept = None if own is None else self._decide_on_own(workload, own, reserved, until_ns, now_ns)
+        kept = (
+            None if own is None else self._decide_on_own(replace(workload, spec=spec), own, reserved, until_ns, now_ns)
+        )
         if kept is not None:
             return kept
         return PlacementDecision(
@@ -487,18 +489,18 @@ class BackfillPlanner:
     def _decide_on_own(
         self, workload: Workload, own: ReservedStart, reserved: list[ReservedStart], until_ns: int, now_ns: int
     ) -> PlacementDecision | None:
-        """Returns the start of a workload on the places that are kept for it; None if it may not start there now."""
+        """Returns the start of a workload, as its queue admits it, on the places kept for it; None if it may not start there now."""
         decision = PlacementDecision(placements=own.placements, explanation=(), room=workload.spec.replicas)
         if not own.is_kept or self._delays(workload, decision, reserved, until_ns, now_ns):
             return None
         if not list_closed_nodes(self._state, workload, now_ns).isdisjoint(own.places):
             return None
+        if not self._placer.is_open_to(workload.spec, workload.workload_id, own.placements):
+            return None
         if self._placer.allowance.has_budgets and self._placer.allowance.list_exceeded_budgets(own.placements):
             return None
         try:
             for name, assignments in own.places.items():
-                if not self._state.nodes[name].is_schedulable:
-                    return None
                 record = self._state.nodes[name].copy()
                 for assignment in assignments:
                     record.allocate(assignment)
