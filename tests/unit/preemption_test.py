@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
+from tests.builders.cluster import build_core, build_node, build_request, build_spending_limit, drop_quotes
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
@@ -22,6 +22,7 @@ from eelgrid_controller.state.events import (
     event_from_plain,
     event_to_plain,
 )
+from eelgrid_controller.state.spending import OverspentLimit
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
@@ -39,6 +40,7 @@ from eelgrid_protos.messages import (
     Queue,
     QueuePreemption,
     QueueQuota,
+    Reservation,
     ServicePromise,
     WorkloadKind,
     WorkloadPhase,
@@ -650,3 +652,56 @@ def test_explain_says_whom_a_preemption_stops_and_what_that_loses():
     # What runs, and what preempts nothing, has no such sentence.
     submit(core, "z1", "y", gpus=2, now_ns=2 * hour_ns)
     assert not any("preempt" in core.explain_workload(key).remedy for key in ("z1", "y1"))
+
+
+def test_nobody_makes_room_on_nodes_that_a_reservation_closes():
+    core = begin(queue("q", 8, WITHIN))
+    submit(core, "low", "q", gpus=4)
+    repair = Reservation(name="repair", node_names=("a",), start_ns=10 * S, end_ns=100 * S, maintenance=True)
+    core.update_policy(replace(core.state.policy, reservations=(repair,)), now_ns=5 * S)
+    submit(core, "high", "q", priority=5, now_ns=20 * S)
+    settle(core, 20 * S)
+    assert running(core) == ["low"]
+    # Its end is no event.
+    core.retry_waiting(now_ns=100 * S)
+    settle(core, 100 * S)
+    assert running(core) == ["high"]
+
+
+def close_gpu(core):
+    (nomination,) = core.state.nominations
+    core.cordon_node("a", nomination.placements[0].gpu_uuids, reason="fan", user="ann", now_ns=6 * S)
+
+
+def reserve(core):
+    repair = Reservation(name="repair", node_names=("a",), start_ns=5 * S, end_ns=100 * S, maintenance=True)
+    core.update_policy(replace(core.state.policy, reservations=(repair,)), now_ns=6 * S)
+
+
+def lower_quota(core):
+    quotas = tuple(QueueQuota(resource=f"gpu/{model}", nominal=most) for model, most in (("G2", 1000), ("T4", 4000)))
+    core.update_policy(
+        replace(core.state.policy, queues=(Queue(name="q", quotas=quotas, preemption=WITHIN),)), now_ns=6 * S
+    )
+
+
+def spend(core):
+    limit = build_spending_limit(name="default")
+    over = (OverspentLimit(limit=limit, spent=limit.most, begin_s=0, end_s=86_400, since_ns=6 * S),)
+    core.update_policy(replace(core.state.policy, spending=(limit,)), now_ns=6 * S)
+    core.set_exhausted_spending(over, now_ns=6 * S)
+
+
+@pytest.mark.parametrize("change", [close_gpu, reserve, lower_quota, spend])
+def test_what_others_have_made_room_for_starts_only_where_it_may_start_by_then(change):
+    nodes = build_node("a", gpus=2, runs_processes=True), build_node("b", gpus=1, model="T4", runs_processes=True)
+    core = begin(queue("q", 8, WITHIN), nodes=nodes)
+    submit(core, "on-b", "q", models=("T4",), priority=9)
+    submit(core, "stays", "q", priority=9)
+    submit(core, "low", "q", process=PROCESS)
+    submit(core, "high", "q", priority=5, process=PROCESS, now_ns=4 * S)
+    assert [one.workload_id for one in core.state.nominations] == ["high"]
+    change(core)
+    report_stopped(core, "low", now_ns=7 * S)
+    settle(core, 7 * S)
+    assert phase(core, "high") is WorkloadPhase.PENDING

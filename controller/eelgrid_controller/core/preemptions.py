@@ -53,6 +53,7 @@ from eelgrid_controller.queueing.preemption import (
     order_candidates,
     resolve_preemption,
 )
+from eelgrid_controller.queueing.reservations import list_closed_nodes
 from eelgrid_controller.state.attempts import has_stopped, holds_until_stopped, must_stop
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
@@ -266,7 +267,7 @@ class Preemptions:
 
     def try_start(self, workload: Workload, apply: ApplyEvent, settle: SettleDecision, now_ns: int) -> PreemptionStep:
         """Makes room for a waiting workload if its queue entitles it to; without events if not, or not yet."""
-        found = self._find_return(workload, lambda returns: returns.find_start(workload, now_ns))
+        found = self._find_return(workload, lambda returns: returns.find_start(workload, now_ns), now_ns)
         if found is not None:
             shrunk = _apply_all(apply, *found.shrinks)
             return _place(workload, found.decision, shrunk, settle, now_ns)
@@ -293,7 +294,7 @@ class Preemptions:
             self._fresh.clear()
         short = replace(workload, submitted_ns=self._short_since_ns.setdefault(key, now_ns))
         wanted = replace(short, spec=replace(short.spec, replicas=missing))
-        found = self._find_return(wanted, lambda returns: returns.find_growth(workload, missing, now_ns))
+        found = self._find_return(wanted, lambda returns: returns.find_growth(workload, missing, now_ns), now_ns)
         if found is not None:
             if len(found.decision.placements) < missing:
                 # For the rest others make room in the next step.
@@ -313,10 +314,10 @@ class Preemptions:
         return _grow(workload, plan.place, begun, apply, now_ns)
 
     def _find_return(
-        self, workload: Workload, find: Callable[[ElasticReturns], ReturnedPlace | None]
+        self, workload: Workload, find: Callable[[ElasticReturns], ReturnedPlace | None], now_ns: int
     ) -> ReturnedPlace | None:
         """Returns where work goes if elastic jobs shrink, unless that is known not to help since nothing has changed."""
-        shape = _shape_of(workload, workload.spec.queue)
+        shape = self._shape_of(workload, workload.spec.queue, now_ns)
         is_bound = self._state.gangs.find_bound(workload, self._state.workloads) is not None
         if not self.returns or is_bound or shape in self._not_returned:
             return None
@@ -412,7 +413,7 @@ class Preemptions:
             # Not kept for others of its shape, which may have waited for longer.
             self._note_next(begins_ns)
             return PreemptionPlan(problem="nobody makes room before it has waited for the delay of its queue")
-        shape = _shape_of(workload, queue)
+        shape = self._shape_of(workload, queue, now_ns)
         if shape in self._in_vain:
             return PreemptionPlan(problem=self._in_vain[shape])
         plan = yield from self._search(workload, queue, rules, now_ns)
@@ -422,10 +423,16 @@ class Preemptions:
             self._in_vain[shape] = plan.problem
         return plan
 
+    def _shape_of(self, workload: Workload, queue: str, now_ns: int) -> tuple[object, ...]:
+        """Returns what work has in common of which none can start by preemption if one cannot."""
+        spec, closed = workload.spec, list_closed_nodes(self._state, workload, now_ns)
+        of_nodes = spec.process is not None, spec.required_traits, spec.shared_load, closed
+        return queue, spec.priority, spec.request, spec.replicas, *of_nodes
+
     def describe_problem(self, workload: Workload) -> str:
         """Says why nobody makes room for a waiting workload that its queue lets preempt; empty if that is not known."""
         queue = self._queues.find_leaf(workload.spec) if self._queues.is_active else None
-        problem = "" if queue is None else self._in_vain.get(_shape_of(workload, queue), "")
+        problem = "" if queue is None else self._in_vain.get(self._shape_of(workload, queue, self._last_ns), "")
         is_waiting = workload.phase is WorkloadPhase.PENDING
         return f"Preemption does not help: {problem}." if problem and is_waiting else ""
 
@@ -470,7 +477,8 @@ class Preemptions:
         ordered = order_candidates(candidates, now_ns)
         self._work += 2 * len(candidates)
         yield
-        search = VictimSearch[PlacementDecision](lambda victims: self._find_place(workload, victims))
+        closed = list_closed_nodes(self._state, workload, now_ns)
+        search = VictimSearch[PlacementDecision](lambda victims: self._find_place(workload, victims, closed))
         if ending and search.check(ending) is not None:
             return PreemptionPlan(problem="work that makes enough room is ending", checks=search.checks)
         # Which of thousands may be victims takes longer than the search with a few of them.
@@ -529,9 +537,9 @@ class Preemptions:
         self._next_ns = time_ns if self._next_ns is None else min(time_ns, self._next_ns)
 
     def _find_place(
-        self, workload: Workload, victims: Sequence[PreemptionCandidate]
+        self, workload: Workload, victims: Sequence[PreemptionCandidate], closed: frozenset[str]
     ) -> FoundPlace[PlacementDecision] | None:
-        """Returns where a workload would start without these victims, by quota and placement; None if nowhere."""
+        """Returns where a workload would start without these victims, by quota and on no closed node; None if nowhere."""
         state, key = self._state, workload.workload_id
         leaving = set[str]().union(*(self._list_gang(one.workload_id) for one in victims))
         self._work += _CHECK_WORK + len(victims) // 10
@@ -543,7 +551,7 @@ class Preemptions:
         for name in sorted(names):
             records[name] = (records.get(name) or state.nodes[name]).copy_without(leaving)
         self._work += _NODE_WORK * len(records)
-        decision = self._placer.decide_on_altered(AlteredNodes(records, frozenset(leaving)), admitted, key)
+        decision = self._placer.decide_on_altered(AlteredNodes(records, frozenset(leaving)), admitted, key, closed)
         self._work += _REPLICA_WORK * min(decision.room, workload.spec.replicas)
         if not decision.placements:
             return None
@@ -688,7 +696,7 @@ class Preemptions:
         ]
         # What is evicted already was found to make room when the first of them were.
         is_begun = len(victims) < len(nomination.victims)
-        if (len(victims) <= _EVICTED_MOST or not is_begun) and not self._still_fits(nomination, victims):
+        if (len(victims) <= _EVICTED_MOST or not is_begun) and not self._still_fits(nomination, victims, now_ns):
             victims = [name for name in victims if workloads[name].preempted_for == key]
             waits = WorkloadDeferred(
                 time_ns=now_ns, workload_id=key, reason=PendingConstraint.PREEMPTED.describe("gone")
@@ -705,17 +713,22 @@ class Preemptions:
         placed, nodes = settle(WorkloadPlaced(time_ns=now_ns, workload_id=key, placements=nomination.placements))
         return PreemptionStep((*evicted.events, placed), evicted.nodes | nodes)
 
-    def _still_fits(self, nomination: PreemptionStarted, victims: Sequence[str]) -> bool:
-        """Tries the nominated place on copies of its nodes without the victims, its quota, and the watts of budgets."""
+    def _still_fits(self, nomination: PreemptionStarted, victims: Sequence[str], now_ns: int) -> bool:
+        """Tries the nominated place on copies of its nodes without the victims, and all else that a start there has to meet."""
         workload = self._state.workloads[nomination.workload_id]
         if self._state.gangs.find_bound(workload, self._state.workloads) is not None:
             # Meanwhile all other parts of its gang wait, with which it starts.
             return False
-        spec = replace(workload.spec, replicas=len(nomination.placements))
-        admitted = self._queues.admit_without(spec, self._list_models, set(victims), workload_id=workload.workload_id)
-        if self._queues.is_active and isinstance(admitted, QueueHold):
-            return False
+        is_spent = not workload.placements and self._state.spending.blocking_limit(workload.spec) is not None
         names = dict.fromkeys(place.node_name for place in nomination.placements)
+        if is_spent or not list_closed_nodes(self._state, workload, now_ns).isdisjoint(names):
+            return False
+        spec, key = replace(workload.spec, replicas=len(nomination.placements)), workload.workload_id
+        admitted: WorkloadSpec | QueueHold = spec
+        if self._queues.is_active:
+            admitted = self._queues.admit_without(spec, self._list_models, set(victims), workload_id=key)
+        if isinstance(admitted, QueueHold) or not self._placer.is_open_to(admitted, key, nomination.placements):
+            return False
         records = {name: self._state.nodes[name].copy_without(victims) for name in names}
         allowance = self._placer.allowance
         if allowance.has_budgets and allowance.list_exceeded_budgets(nomination.placements, records):
@@ -728,8 +741,7 @@ class Preemptions:
                 coming.setdefault(place.node_name, []).append(assignment)
         except ContradictoryEvent:
             return False
-        is_borne = not any(self._placer.describe_unbearable(records[name], coming[name]) for name in names)
-        return is_borne and all(records[name].is_schedulable for name in names)
+        return not any(self._placer.describe_unbearable(records[name], coming[name]) for name in names)
 
 
 def _place(
@@ -756,13 +768,6 @@ def _grow(
 
 def _apply_all(apply: ApplyEvent, *events: Event) -> PreemptionStep:
     return PreemptionStep(events, frozenset[str]().union(*map(apply, events)))
-
-
-def _shape_of(workload: Workload, queue: str) -> tuple[object, ...]:
-    """Returns what work has in common of which none can start by preemption if one cannot."""
-    spec = workload.spec
-    has_process = spec.process is not None
-    return queue, spec.priority, spec.request, spec.replicas, has_process, spec.required_traits, spec.shared_load
 
 
 def _find_start_ns(workload: Workload) -> int:
