@@ -434,3 +434,18 @@ def test_a_start_that_moves_behind_work_of_higher_priority_causes_no_round_after
     core.cancel("runs", now_ns=90 * S)
     core.cancel("head", now_ns=130 * S)
     assert core.workload("late").placed_ns == 130 * S
+
+
+def test_work_that_goes_first_starts_though_it_delays_a_start_that_was_promised_before():
+    core = build_core(build_node("a", gpus=2), build_node("b", gpus=2))
+    change(core, backfill=EASY)
+    submit(core, "one", 1, 100.0, cpu=60)
+    submit(core, "other", 1, 100.0, cpu=60)
+    assert submit(core, "big", 2, 50.0).promise is not None
+    submit(core, "high", 1, 500.0, now_s=2, priority=5, replicas=2)
+    assert core.workload("big").promise is None
+    assert core.is_round_due(2 * S)
+    core.retry_waiting(now_ns=2 * S)
+    settle(core, 2)
+    assert core.workload("high").phase is WorkloadPhase.PLACED
+    assert not core.is_round_due(2 * S)

@@ -144,8 +144,7 @@ class BackfillPlanner:
         self._is_known = True
         # A kept start may be none any more: the next round looks.
         self._is_stale = False
-        # Work whose start another one has displaced in this round, and which has not been tried since.
-        self._displaced: set[str] = set()
+        self._displaced: set[str] = set()  # by another start in this round, and not tried since
         # Something became free that was not expected to, so that kept starts may become earlier: before this round, and since.
         self._may_improve, self._has_freed = True, True
         self._replans = 0
@@ -635,6 +634,7 @@ class BackfillPlanner:
         if self._state.policy.backfill is not BackfillMode.CONSERVATIVE:
             for one in self._list_in_force(is_round=False):
                 events += [] if one.is_kept else self._withdraw(self._state.workloads[one.workload_id], now_ns)
+            self._is_stale |= bool(events)  # where it would have delayed these it may start now
             self._reserved = [one for one in self._reserved if one.is_kept]
             self._before = {}
         self._is_full = self._has_all_starts()
