@@ -25,6 +25,7 @@ from eelgrid_protos.messages import (
     Policy,
     ProcessSpec,
     Queue,
+    QueueQuota,
     Reservation,
     RuntimeSource,
     TrainingPromise,
@@ -449,3 +450,33 @@ def test_work_that_goes_first_starts_though_it_delays_a_start_that_was_promised_
     settle(core, 2)
     assert core.workload("high").phase is WorkloadPhase.PLACED
     assert not core.is_round_due(2 * S)
+
+
+@pytest.mark.parametrize(
+    ("is_cordoned", "constraint", "advice"),
+    [(False, "reservation", "wait for or cancel"), (True, "unavailable", "eelctl uncordon a")],
+)
+def test_nothing_is_advised_on_nodes_that_a_reservation_closes(is_cordoned, constraint, advice):
+    core = build_core(build_node("a", gpus=2, runs_processes=True))
+    if is_cordoned:
+        core.cordon_node("a", now_ns=S)
+    else:
+        submit(core, "runs", 2)
+    repair = Reservation(name="repair", node_names=("a",), start_ns=2 * S, end_ns=1000 * S, maintenance=True)
+    submit(core, "waits", 2, process=build_process(), mobility=Mobility.FIXED)
+    assert advice in core.explain_workload("waits").remedy
+    change(core, reservations=(repair,), now_s=2)
+    settle(core, 2)
+    found = core.explain_workload("waits")
+    assert found.constraint == found.workload.reason.partition(":")[0] == constraint
+    assert advice not in found.remedy
+
+
+def test_no_model_is_advised_of_which_the_queue_has_no_quota():
+    core = build_core(build_node("a", gpus=1), build_node("b", gpus=1, model="T4"))
+    submit(core, "runs", 1, models=("G2",))
+    submit(core, "waits", 1, models=("G2",))
+    assert "allow T4" in core.explain_workload("waits").remedy
+    quotas = tuple(QueueQuota(resource=f"gpu/{model}", nominal=most) for model, most in (("G2", 4000), ("T4", 0)))
+    change(core, queues=(Queue(name="default", quotas=quotas),), now_s=2)
+    assert "allow T4" not in core.explain_workload("waits").remedy

@@ -227,12 +227,11 @@ class Core:
         """Explains the placement of a workload, or of the element of an array that is next; raises NotFound."""
         workload_id = self.state.arrays.pick_element(workload_id, self.state.workloads)
         workload = self.workload(workload_id)
-        is_parked = self.state.pending.is_parked(workload_id)
-        unmet = self._conditions.find_unmet(workload, 0) if is_parked else None
-        gang = self._gangs.find_bound(workload)
+        unmet = self._conditions.find_unmet(workload, 0) if self.state.pending.is_parked(workload_id) else None
+        gang, now_ns = self._gangs.find_bound(workload), self._conditions.latest_ns
         if gang is not None and unmet is None and workload_id in self.state.pending:
-            return self._gangs.explain(workload, gang, self._conditions.latest_ns)
-        found = explain_workload(self.state, workload_id, self._chooser, self.queues, unmet)
+            return self._gangs.explain(workload, gang, now_ns)
+        found = explain_workload(self.state, workload_id, self._chooser, self.queues, unmet, now_ns=now_ns)
         problem = "" if unmet is not None else self._preemptions.describe_cost(workload)
         return replace(found, remedy=f"{found.remedy} {problem}".lstrip()) if problem else found
 

@@ -42,6 +42,7 @@ from eelgrid_controller.placement.remedies import (
 )
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex, describe_queue_hold, describe_queue_remedy
 from eelgrid_controller.queueing.job_conditions import UnmetCondition, describe_condition_remedy
+from eelgrid_controller.queueing.reservations import list_closed_nodes
 from eelgrid_controller.queueing.runtime_estimates import SOURCE_NAMES, estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadDeferred, WorkloadPlaced
@@ -305,6 +306,8 @@ def explain_workload(
     placer: WorkloadPlacer,
     queues: QueueIndex,
     unmet: UnmetCondition | None = None,
+    *,
+    now_ns: int,
 ) -> Explanation:
     """Explains a workload: the candidates of its placement, or, if it is pending, what currently prevents one.
 
@@ -316,7 +319,7 @@ def explain_workload(
         remedy = describe_condition_remedy(workload, unmet)
         found = Explanation(workload=workload, remedy=remedy, constraint=unmet.constraint)
     else:
-        found = _explain_placement(state, workload, placer, queues)
+        found = _explain_placement(state, workload, placer, queues, now_ns)
     remedy = f"{found.remedy}{_describe_promise(workload)}".strip()
     if not workload.phase.is_ended:
         found = replace(found, runtime=estimate_runtime(workload, state))
@@ -378,7 +381,7 @@ def _describe_withheld(state: ClusterState, workload: Workload) -> Explanation |
 
 
 def _explain_placement(
-    state: ClusterState, workload: Workload, placer: WorkloadPlacer, queues: QueueIndex
+    state: ClusterState, workload: Workload, placer: WorkloadPlacer, queues: QueueIndex, now_ns: int
 ) -> Explanation:
     workload_id, spec = workload.workload_id, workload.spec
     if workload.phase is not WorkloadPhase.PENDING:
@@ -401,22 +404,26 @@ def _explain_placement(
             return Explanation(workload=workload, remedy=remedy, constraint=admitted.constraint.value)
         # What has no quota left is no way to help.
         spec = admitted
-    decision = placer.decide_placement(spec, workload_id=workload_id, is_start=True)
-    if decision.placements:
+    closed = list_closed_nodes(state, workload, now_ns)
+    decision = placer.decide_placement(spec, workload_id=workload_id, closed=closed, is_start=True)
+    free = decision
+    if closed and not decision.placements:
+        free = placer.decide_placement(spec, workload_id=workload_id, is_start=True)
+    if free.placements:
         withheld = _describe_withheld(state, workload)
         if withheld is not None:
             return withheld
         return Explanation(
             workload=workload,
-            replicas=decision.explanation,
+            replicas=free.explanation,
             remedy="There is room by now; it is placed when waiting work is next tried.",
         )
-    case = PendingCase(workload_id, spec, state, placer)
+    case = PendingCase(workload_id, spec, state, placer, closed, _list_refused_models(spec, placer, queues))
     ways = [_describe_remedy(spec, remedy) for remedy in list_remedies(case, decision)]
     if decision.lack is not None:
         found, constraint = _describe_watts(decision.lack), "budget"
     else:
-        gaps = measure_gaps(placer.list_permitted_nodes(AlteredNodes(), spec, workload_id), spec)
+        gaps = measure_gaps(placer.list_permitted_nodes(AlteredNodes(), spec, workload_id, closed), spec)
         found, constraint = (
             _describe_found(decision, gaps, spec),
             select_binding_constraint(decision.removals, decision.room),
@@ -427,6 +434,16 @@ def _explain_placement(
         remedy += f" {_count(before, 'workload')} that wait{'s' if before == 1 else ''} {'is' if before == 1 else 'are'} tried before it."
     replicas = () if decision.lack is not None else decision.explanation
     return Explanation(workload=workload, replicas=replicas, remedy=remedy, constraint=constraint)
+
+
+def _list_refused_models(spec: WorkloadSpec, placer: WorkloadPlacer, queues: QueueIndex) -> frozenset[str]:
+    """Lists the GPU models beyond those of a request on which its queue lets it start as little."""
+    models = list(placer.snapshot().models) if queues.is_active and spec.request.gpu_models else []
+
+    def admit(model: str) -> WorkloadSpec | QueueHold:
+        return queues.admit(replace(spec, request=replace(spec.request, gpu_models=(model,))), lambda: models)
+
+    return frozenset(model for model in models if isinstance(admit(model), QueueHold))
 
 
 def _slices_remedy(state: ClusterState) -> str:

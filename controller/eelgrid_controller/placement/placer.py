@@ -281,9 +281,12 @@ class WorkloadPlacer:
 
         return RoomCount(here, self.mirror.row, make_task(wanted.request), spec, limit_row)
 
-    def list_permitted_nodes(self, altered: AlteredNodes, spec: WorkloadSpec, workload_id: str) -> Snapshot:
-        """Returns the cluster, so altered, with only those nodes available that traits and engine rules permit."""
+    def list_permitted_nodes(
+        self, altered: AlteredNodes, spec: WorkloadSpec, workload_id: str, closed: frozenset[str] = NO_NODES
+    ) -> Snapshot:
+        """Returns the cluster, so altered, with only those open nodes available that traits and engine rules permit."""
         snapshot = self.mirror.altered_snapshot(altered.records) if altered.records else self.snapshot()
+        snapshot = snapshot.with_open(~_mask(snapshot, closed)) if closed else snapshot
         rules = self.eligibility.rules
         if rules is not None and self.uses_engine_rules(workload_id):
             eligible = rules.list_eligible_nodes(workload_id, {}, self._state.workloads)

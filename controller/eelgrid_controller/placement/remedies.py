@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.placement.interference import LimitedGpu
-from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
+from eelgrid_controller.placement.placer import NO_NODES, AlteredNodes, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision, Planner, make_task
 from eelgrid_controller.placement.power import ExceededBudget
 from eelgrid_controller.placement.snapshot import Snapshot, count_room, limit_to_plan_size
@@ -171,6 +171,8 @@ class PendingCase(NamedTuple):
     spec: WorkloadSpec
     state: ClusterState
     placer: WorkloadPlacer
+    closed: frozenset[str] = NO_NODES  # nodes that reservations close to it
+    refused: frozenset[str] = frozenset()  # GPU models of which its queue has no quota left
 
 
 class NodeGaps(NamedTuple):
@@ -337,7 +339,7 @@ class _RemedySearch:
     """The search for the remedies of one pending workload."""
 
     def __init__(self, case: PendingCase) -> None:
-        self._id, self._spec, self._state, self._placer = case
+        self._id, self._spec, self._state, self._placer, self._closed, self._refused = case
         self._request = case.spec.request
         self._gaps = measure_gaps(self._permitted(AlteredNodes()), case.spec)
         self._room = int(self._gaps.room.sum())
@@ -389,7 +391,8 @@ class _RemedySearch:
 
     def list_for_interference(self) -> Iterator[Remedy]:
         """Yields remedies for work that only limits on interference keep from shared GPUs."""
-        gpus = list(islice(self._placer.list_limited_gpus(self._spec, self._id), _NODES_TRIED_MOST))
+        limited = self._placer.list_limited_gpus(self._spec, self._id)
+        gpus = list(islice((gpu for gpu in limited if gpu.node_name not in self._closed), _NODES_TRIED_MOST))
         for ended in sorted(self._list_sharing(gpus), key=lambda keys: [self._footprint(key) for key in keys]):
             found = tuple(self._verify(self._without(AlteredNodes(), ended), EndWorkloads(workload_ids=ended)))
             if found:
@@ -428,17 +431,17 @@ class _RemedySearch:
         return ProvisionNodes(count=max(1, self._spec.replicas - room), request=self._request)
 
     def _permitted(self, altered: AlteredNodes) -> Snapshot:
-        return self._placer.list_permitted_nodes(altered, self._spec, self._id)
+        return self._placer.list_permitted_nodes(altered, self._spec, self._id, self._closed)
 
     def _decide(self, spec: WorkloadSpec) -> PlacementDecision:
-        return self._placer.decide_placement(spec, workload_id=self._id)
+        return self._placer.decide_placement(spec, workload_id=self._id, closed=self._closed)
 
     def _record(self, name: str, altered: AlteredNodes) -> NodeRecord:
         return altered.records.get(name) or self._state.nodes[name]
 
     def _verify(self, altered: AlteredNodes, step: RemedyStep) -> Iterator[Remedy]:
         """Yields the step if it places the workload, with higher budgets if it needs their watts as well."""
-        decision = self._placer.decide_on_altered(altered, self._spec, self._id, is_start=True)
+        decision = self._placer.decide_on_altered(altered, self._spec, self._id, self._closed, is_start=True)
         if decision.placements:
             yield (step,)
         elif decision.lack is not None:
@@ -619,7 +622,7 @@ class _RemedySearch:
         def open_node(gaps: NodeGaps, row: int, altered: AlteredNodes) -> tuple[AlteredNodes, NodeShortage] | None:
             name = gaps.snapshot.names[row]
             record = self._state.nodes[name]
-            if name in altered.records or _obstacle(record) != obstacle:
+            if name in altered.records or name in self._closed or _obstacle(record) != obstacle:
                 return None
             twin = _open_node(record, obstacle)
             if _obstacle(twin):
@@ -696,7 +699,7 @@ class _RemedySearch:
     def _further_models(self) -> Iterator[Remedy]:
         """Yields models that are enough alone, or all those that are used if every model is allowed."""
         request, models = self._request, self._request.gpu_models
-        others = sorted(set(self._gaps.snapshot.models).difference(models)) if models else []
+        others = sorted(set(self._gaps.snapshot.models).difference(models, self._refused)) if models else []
         found = 0
         for model in others:
             wider = replace(request, gpu_models=(*models, model))
@@ -706,7 +709,7 @@ class _RemedySearch:
                 found += 1
             if found == _MODELS_NAMED_MOST:
                 return
-        every = replace(request, gpu_models=())
+        every = replace(request, gpu_models=(*models, *others))
         if others and not found and self._fits(every):
             placements = self._decide(replace(self._spec, request=every)).placements
             used = {self._state.nodes[at.node_name].gpu(uuid) for at in placements for uuid in at.gpu_uuids}
