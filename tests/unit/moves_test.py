@@ -22,12 +22,17 @@ from eelgrid_protos.messages import (
     Move,
     MoveGoal,
     PowerBudget,
+    Queue,
+    QueueQuota,
     Recommendation,
     RecommendMovesRequest,
     ReplicaMove,
+    Reservation,
     WorkloadKind,
     WorkloadPhase,
 )
+
+S = 10**9
 
 
 def asked(core: Core, **wanted) -> Recommendation:
@@ -444,3 +449,33 @@ def test_kinds_of_request_beyond_the_bound_stay_and_the_rest_is_booked_by_its_ow
         found.before.cost_w - found.after.cost_w - sum(move.restart_w for move in found.moves)
     )
     check_invariants(core.state)
+
+
+@pytest.mark.parametrize("start_s", [1, 3600])
+def test_nothing_moves_onto_a_node_that_is_reserved(start_s):
+    core = two_halves(mobility=Mobility.MOVABLE)
+    (move,) = asked(core, moves_most=5).moves
+    target = move.replicas[0].target.node_name
+    repair = Reservation(name="r", node_names=(target,), start_ns=start_s * S, end_ns=7200 * S, maintenance=True)
+    core.update_policy(replace(core.state.policy, reservations=(repair,)), now_ns=2 * S)
+    with pytest.raises(MoveRefused, match=f"node {target} is reserved"):
+        core.apply_moves((move,), now_ns=3 * S)
+    # What is there leaves it.
+    (other,) = asked(core, moves_most=5).moves
+    assert {item.target.node_name for item in other.replicas} == {"a", "b"} - {target}
+    core.update_policy(replace(core.state.policy, reservations=()), now_ns=4 * S)
+    core.apply_moves((move,), now_ns=5 * S)
+
+
+def test_work_stays_on_its_gpu_model_where_its_queue_has_quotas_of_models():
+    def begin(*quotas: QueueQuota) -> Core:
+        core = build_core(build_node("a", gpus=4, model="V100M16"))
+        core.update_policy(replace(core.state.policy, queues=(Queue(name="default", quotas=quotas),)), now_ns=1)
+        core.submit(build_request("one"), now_ns=1)
+        core.register_node(build_node("b", gpus=4, model="T4"), now_ns=1)
+        core.submit(build_request("two", gpus=2, models=("T4",), mobility=Mobility.FIXED), now_ns=1)
+        return core
+
+    of_models = [QueueQuota(resource=f"gpu/{model}", nominal=most) for model, most in (("V100M16", 4000), ("T4", 2000))]
+    assert asked(begin(QueueQuota(resource="gpu", nominal=8000)), moves_most=5).moves
+    assert not asked(begin(*of_models), moves_most=5).moves

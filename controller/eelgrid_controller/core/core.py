@@ -78,7 +78,7 @@ from eelgrid_controller.errors import LostEntries
 from eelgrid_controller.partition.recommendation import PartitionStage, partition_event
 from eelgrid_controller.partition.survey import PartitionSurvey, SurveyedGpu, survey_gpus
 from eelgrid_controller.placement.explanations import explain_workload, make_outcome_event
-from eelgrid_controller.placement.migration_planner import MigrationSurvey, survey_for_moves
+from eelgrid_controller.placement.migration_survey import MigrationSurvey, survey_for_moves
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.snapshot import Snapshot
@@ -659,7 +659,7 @@ class Core:
 
     def survey_moves(self, asked: RecommendMovesRequest) -> MigrationSurvey:
         """Copies what a search for moves needs; the problem is built and searched in another thread."""
-        return survey_for_moves(self.state, self._chooser, asked)
+        return survey_for_moves(self.state, self._chooser, asked, self._conditions.latest_ns)
 
     def work_ahead(self) -> bool:
         """Does a bounded part of the next decisions' work between calls; false if nothing is left. It changes none."""

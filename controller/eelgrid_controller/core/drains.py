@@ -200,7 +200,11 @@ def plan_departure(
     move = None if bound else _find_move(state, placer, unit, records, closed)
     if move is not None:
         try:
-            moved = () if altered is not None else plan_migration(state, placer.allowance, (move,), now_ns=now_ns)
+            moved = (
+                ()
+                if altered is not None
+                else plan_migration(state, placer.allowance, (move,), now_ns=now_ns, held=frozenset())
+            )
             return Departure(DrainOutcome.MOVES, move=move, events=moved)
         except MoveRefused as refused:
             reason = str(refused)

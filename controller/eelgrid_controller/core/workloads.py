@@ -41,6 +41,7 @@ from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.power import PowerAdmission, PowerTrial
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.queueing.elastic_shares import advance_share
+from eelgrid_controller.queueing.reservations import list_held_nodes
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import NO_EXTERNAL_USAGE, Adoption, ExternalUsage, RunningReplica
 from eelgrid_controller.state.events import (
@@ -533,9 +534,19 @@ class MoveRefused(FailedPrecondition):
 
 
 def plan_migration(
-    state: ClusterState, allowance: PowerAdmission, moves: Sequence[Move], *, now_ns: int, is_back: bool = False
+    state: ClusterState,
+    allowance: PowerAdmission,
+    moves: Sequence[Move],
+    *,
+    now_ns: int,
+    is_back: bool = False,
+    held: frozenset[str] | None = None,
 ) -> tuple[NodeOccupied | WorkloadMoved, ...]:
-    """Returns the events of all moves in order; changes nothing. Raises MoveRefused."""
+    """Returns the events of all moves in order; changes nothing. Raises MoveRefused.
+
+    Nothing moves onto nodes that are `held`; None for those that reservations hold now.
+    """
+    held = list_held_nodes(state, now_ns) if held is None else held
     ledgers: dict[str, NodeRecord] = {}
     # What moves back draws its power there already.
     power = None if is_back or not allowance.has_budgets else PowerTrial(allowance)
@@ -549,7 +560,7 @@ def plan_migration(
     for number, move in enumerate(moves, start=1):
         problem = _standing_problem(state, move, seen)
         # A move that an engine could not make goes back to where the replica runs, cordoned or not.
-        problem = problem or ("" if is_back else _closed_problem(state, move))
+        problem = problem or ("" if is_back else _closed_problem(state, move, held))
         problem = problem or _room_problem(state, ledgers, move, power)
         problem = problem or ("" if is_back else _sharing_problem(state, ledgers, move, rules))
         if problem:
@@ -606,9 +617,11 @@ def _standing_problem(state: ClusterState, move: Move, seen: set[tuple[str, int]
     return ""
 
 
-def _closed_problem(state: ClusterState, move: Move) -> str:
-    """Returns which target is closed: cordoned, by whom and why, or its agent has yet to say what it holds; else empty."""
+def _closed_problem(state: ClusterState, move: Move, held: frozenset[str]) -> str:
+    """Returns which target is closed: reserved, cordoned, by whom and why, or what it holds is not known; else empty."""
     for item in move.replicas:
+        if item.target.node_name in held and item.target.node_name != item.source.node_name:
+            return f"node {item.target.node_name} is reserved"
         record = state.nodes.get(item.target.node_name)
         if record is not None and (record.withheld or not record.is_reported):
             return f"what node {item.target.node_name} holds is not known yet"

@@ -3,9 +3,10 @@
 Owns the `MigrationProblem`, a copy of one moment of the cluster, and the search from it to a `Recommendation`. With it how
 much more of the expected task mix would fit afterwards. Must not execute anything (core.workloads does), nor know how a
 recommendation is kept or shown. What is lost, cordoned, partitioned or declared fixed stays where it is, and so does what
-shares a GPU with work that states how far it may be slowed down; nothing joins it.
+shares a GPU with work that states how far it may be slowed down; nothing joins it. Nothing moves onto reserved nodes, nor
+to other GPU models where queues have quotas of these or of power.
 
-Theory: `survey_for_moves` copies what may change in milliseconds, while the controller's loop waits;
+Theory: `survey_for_moves` (migration_survey.py) copies what may change in milliseconds, while the controller's loop waits;
 `build_migration_problem` and `recommend_moves` work on the copy and may take seconds, in another thread. A move is worth
 the fall of the cluster's cost in watts less its restart, which costs the watts that the workload holds while it does no
 work, spread over the time in which the move must have paid:
@@ -42,11 +43,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.placement.placer import WorkloadPlacer, restrict_to_data, restrict_to_preferred
+from eelgrid_controller.placement.migration_survey import MigrationSurvey, find_models, keep_preferred
 from eelgrid_controller.placement.planner import count_fitting_tasks
-from eelgrid_controller.placement.power import PowerSurvey
 from eelgrid_controller.placement.snapshot import GpuSlots
-from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import TaskClass
 from eelgrid_kernels.arrays import (
     MOVE_UNIT,
@@ -64,7 +63,7 @@ from eelgrid_kernels.cost_terms import CPU_PACKAGE_FULL_W, PACKAGE_W, active_pac
 from eelgrid_kernels.engine_setup import encode_models
 from eelgrid_kernels.move_costs import node_terms, place_tasks, sum_terms
 from eelgrid_kernels.move_search import DEEP, EVERY, GREEDY, OVERLAPS, RELEASES, STAYS, WEIGH, search_moves
-from eelgrid_kernels.move_setup import build_move_search, build_search_ground, copy_mix, no_budgets, order_by_rank
+from eelgrid_kernels.move_setup import build_move_search, build_search_ground, no_budgets, order_by_rank
 from eelgrid_kernels.node_cost import GPU_PLACEABLE, GPU_WHOLE_MILLI
 from eelgrid_protos.messages import (
     HORIZON_S,
@@ -80,7 +79,6 @@ from eelgrid_protos.messages import (
     MoveGoal,
     Placement,
     Recommendation,
-    RecommendMovesRequest,
     ReplicaMove,
     ResourceRequest,
     Standing,
@@ -103,11 +101,6 @@ class Headroom(NamedTuple):
 
     tasks: int
     gpu_milli: int
-
-
-def copy_nodes(nodes: Nodes) -> Nodes:
-    """Returns a writable copy in one array type, for the compiler of the kernels."""
-    return Nodes._make(np.array(array, order="C") for array in nodes)
 
 
 def generate_task_stream(nodes: Nodes, mix: Mix) -> Ints:
@@ -211,51 +204,6 @@ class MigrationProblem:
     horizon_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigrationSurvey:
-    """What a problem is built from: the cluster at one moment, copied where it changes, and the request."""
-
-    asked: RecommendMovesRequest
-    revision: int
-    nodes: Nodes
-    mix: Mix
-    demand: Mapping[TaskClass, int]
-    names: tuple[str, ...]
-    devices: tuple[GpuSlots, ...]
-    models: Mapping[str, int]
-    # All that is known; a workload is replaced when it changes, never written to.
-    workloads: tuple[Workload, ...]
-    is_ready: tuple[bool, ...]
-    # Of the nodes that take new work; None of others.
-    traits: tuple[tuple[str, ...] | None, ...]
-    power: PowerSurvey | None  # None without power budgets
-    # GPUs shared by work with a limit on interference, by UUID.
-    limited_gpus: frozenset[str]
-
-
-def survey_for_moves(state: ClusterState, placer: WorkloadPlacer, asked: RecommendMovesRequest) -> MigrationSurvey:
-    """Copies the state for a search; the controller's loop waits for this alone, so it looks at no GPU."""
-    snapshot = placer.snapshot()
-    nodes, limited = copy_nodes(snapshot.nodes), placer.list_gpus_with_limits()
-    for row, slots in enumerate(snapshot.devices if limited else ()):
-        nodes.gpu_free[row, [slot for slot, uuid in enumerate(slots.uuids) if uuid in limited]] = 0
-    return MigrationSurvey(
-        asked=asked,
-        revision=state.revision,
-        nodes=nodes,
-        mix=copy_mix(snapshot.mix),
-        demand=dict(state.demand.counts),
-        names=tuple(snapshot.names),
-        devices=tuple(snapshot.devices),
-        models=dict(snapshot.models),
-        workloads=tuple(state.workloads.values()),
-        is_ready=tuple(snapshot.is_ready),
-        traits=tuple(snapshot.traits),
-        power=placer.allowance.survey(snapshot.names),
-        limited_gpus=limited,
-    )
-
-
 def build_migration_problem(survey: MigrationSurvey) -> MigrationProblem:
     """Builds the problem of a survey; takes most of a second at 10,000 nodes, and reads nothing else."""
     asked = survey.asked
@@ -304,27 +252,6 @@ def _collect_in_parts(units: Iterator[MigrationUnit]) -> Iterator[MigrationUnit]
         yield unit
 
 
-def _keep_preferred(survey: MigrationSurvey, workload: Workload, rows: Mapping[str, int]) -> Workload:
-    """Returns a workload as one that allows only what it prefers, models or nodes, of what it runs on alone."""
-    near = restrict_to_data(workload.spec)
-    if near is not None and all(
-        set(near.required_traits) <= set(survey.traits[rows[place.node_name]] or ()) for place in workload.placements
-    ):
-        workload = replace(workload, spec=near)
-    preferred = restrict_to_preferred(workload.spec)
-    if preferred is None:
-        return workload
-    codes = {survey.models.get(model) for model in preferred.request.gpu_models}
-    for placement in workload.placements:
-        row = rows[placement.node_name]
-        here = survey.devices[row].uuids
-        if not all(
-            uuid in here and survey.nodes.gpu_model[row, here.index(uuid)] in codes for uuid in placement.gpu_uuids
-        ):
-            return workload
-    return replace(workload, spec=preferred)
-
-
 def _units(survey: MigrationSurvey, restart_share: float) -> Iterator[MigrationUnit]:
     rows = {name: row for row, name in enumerate(survey.names)}
     # Flat lists: a cell of an array costs some hundred nanoseconds, and a list for each node the collector's time.
@@ -337,7 +264,11 @@ def _units(survey: MigrationSurvey, restart_share: float) -> Iterator[MigrationU
     for found in survey.workloads:
         if found.phase is not WorkloadPhase.PLACED:
             continue
-        workload = _keep_preferred(survey, found, rows)
+        workload = keep_preferred(survey, found, rows)
+        models = find_models(survey, found, rows) if survey.keeps_models else ()
+        if models:
+            request = replace(workload.spec.request, gpu_models=models)
+            workload = replace(workload, spec=replace(workload.spec, request=request))
         spec = workload.spec
         asked = spec.request.gpu_count > 0, spec.required_traits
         if asked not in common:
@@ -357,6 +288,7 @@ def _units(survey: MigrationSurvey, restart_share: float) -> Iterator[MigrationU
                     and survey.is_ready[row]
                     and survey.limited_gpus.isdisjoint(uuid for place in placements for uuid in place.gpu_uuids)
                     and common[asked]
+                    and len(models) <= 1
                 )
             except ValueError:  # a GPU that the inventory has no more
                 slots, usable = ((),) * len(placements), False

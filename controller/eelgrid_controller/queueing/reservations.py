@@ -70,6 +70,12 @@ def list_closed_nodes(state: ClusterState, workload: Workload, start_ns: int) ->
     return frozenset(chain.from_iterable(found))
 
 
+def list_held_nodes(state: ClusterState, now_ns: int) -> frozenset[str]:
+    """Returns the nodes onto which no running work is to be moved: a reservation of them has begun, or begins within the lead."""
+    soon = (one for one in state.policy.reservations if one.start_ns < now_ns + RESERVATION_LEAD_NS)
+    return OPEN.union(*(list_reserved_nodes(one, state.nodes) for one in soon if one.end_ns > now_ns))
+
+
 def list_boundaries(reservations: tuple[Reservation, ...]) -> list[int]:
     """Returns the times at which reservations begin or end, in order."""
     return sorted({time_ns for one in reservations for time_ns in (one.start_ns, one.end_ns)})
