@@ -18,6 +18,8 @@ from eelgrid_protos.faults import InvalidArgument, ResourceExhausted
 from eelgrid_protos.messages import (
     BackfillMode,
     BudgetScope,
+    GpuSharing,
+    Interference,
     JobDeadline,
     JobDependency,
     JobSchedule,
@@ -415,3 +417,21 @@ def test_a_kept_start_takes_no_gpu_of_a_model_whose_quota_is_gone_by_then():
     core.cancel("on-b", now_ns=140 * S)
     assert core.workload("next").placed_ns == 140 * S
     assert core.workload("any").phase is WorkloadPhase.PENDING
+
+
+def test_a_start_that_moves_for_a_deadline_is_not_put_beside_work_that_does_not_bear_it():
+    core = build_core(build_node("a", gpus=1))
+    pair = Interference(load="frail", beside="loud", slowdown=0.5)
+    core.update_policy(replace(core.state.policy, interference=(pair,)), now_ns=S)
+    core.submit(build_request("first", expected_runtime_s=100.0), now_ns=S)
+    loud, frail = GpuSharing(load="loud"), GpuSharing(load="frail", slowdown_most=0.1)
+    core.submit(
+        build_request("loose", milli=500, expected_runtime_s=300.0, deadline=by(900), gpu_sharing=loud), now_ns=S
+    )
+    core.submit(
+        build_request("due", milli=300, expected_runtime_s=100.0, deadline=by(250), gpu_sharing=frail), now_ns=S
+    )
+    while core.has_backlog:
+        core.retry(now_ns=S)
+    assert {key: core.workload(key).promise.start_ns // S for key in ("due", "loose")} == {"due": 101, "loose": 201}
+    assert core.workload("due").deadline_breach is None

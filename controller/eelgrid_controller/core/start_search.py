@@ -157,7 +157,8 @@ class StartSearch:
                 continue
             searches += 1
             self._placer.searches += 1
-            decision = self._placer.decide_on_altered(AlteredNodes(then), spec, workload.workload_id, closed)
+            altered = AlteredNodes(then, coming=tuple(one.new for one in others if one.new is not None))
+            decision = self._placer.decide_on_altered(altered, spec, workload.workload_id, closed)
             if decision.placements:
                 return self._make_start(workload, decision.placements, when_ns, end_ns, ended)
         return None
@@ -255,7 +256,7 @@ class StartSearch:
         """Decides where a workload would go at a time, with nodes as they would be then; `coming` is on them, and may be new."""
         self._placer.searches += 1
         closed = list_closed_nodes(self._state, workload, when_ns)
-        altered = AlteredNodes(records, coming=coming)
+        altered = AlteredNodes(records, coming=(coming,))
         return self._placer.decide_on_altered(altered, workload.spec, workload.workload_id, closed)
 
     def release(self, records: dict[str, NodeRecord], workload_id: str) -> list[str]:
@@ -372,4 +373,5 @@ class StartSearch:
             priority=workload.spec.priority,
             placements=placements,
             gpu_milli=sum_gpu_milli(places),
+            new=None if workload.workload_id in self._state.workloads else workload,
         )

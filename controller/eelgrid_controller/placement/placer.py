@@ -112,11 +112,11 @@ def _mean_cost_w(decision: PlacementDecision) -> float:
 
 
 class AlteredNodes(NamedTuple):
-    """Nodes as they would be: their records, the workloads that would have ended, and one there that is being submitted."""
+    """Nodes as they would be: their records, the workloads that would have ended, and those there that are being submitted."""
 
     records: Mapping[str, NodeRecord] = NO_RECORDS
     ended: frozenset[str] = frozenset()
-    coming: Workload | None = None
+    coming: tuple[Workload, ...] = ()
 
 
 class _Ground(NamedTuple):
@@ -249,8 +249,8 @@ class WorkloadPlacer:
         left: Mapping[str, Workload] = self._state.workloads
         if altered.ended:
             left = {key: found for key, found in left.items() if key not in altered.ended}
-        if altered.coming is not None:
-            left = {**left, altered.coming.workload_id: altered.coming}
+        if altered.coming:
+            left = {**left, **{one.workload_id: one for one in altered.coming}}
         ground = _Ground(snapshot, left, altered.records)
         decision = self._decide(ground, self._within, spec, workload_id, closed)
         if decision.lack is None or not is_start or not may_start_limited(spec):

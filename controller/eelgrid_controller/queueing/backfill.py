@@ -140,6 +140,8 @@ class ReservedStart:
     gpu_milli: int = 0
     # The places are promised, too, and stand in the state.
     is_kept: bool = False
+    # The work itself while it is being submitted, as the state does not know it yet.
+    new: Workload | None = None
 
 
 def group_assignments(workload: Workload, placements: Iterable[Placement]) -> dict[str, tuple[Assignment, ...]]:
