@@ -242,14 +242,15 @@ def test_an_agent_that_finds_an_attempt_of_an_earlier_boot_blames_the_restart(tm
         engine.start(item)
         (folder,) = (tmp_path / "attempts").iterdir()
         await wait_until(lambda: "running" in local.read_records(folder))
-        os.kill(local.read_records(folder)["running"]["pid"], signal.SIGKILL)
+        return local.read_records(folder)["running"]["pid"]
 
     async def find():
         engine = LocalEngine(tmp_path)
         engine.adopt()
         return await ended(engine, item)
 
-    asyncio.run(begin())
+    # Killed once nobody watches it any more, who would tell its end first.
+    os.kill(asyncio.run(begin()), signal.SIGKILL)
     found = asyncio.run(find())
     assert (found.state, found.reason, found.node_fault) == (
         AttemptState.LOST, "the machine restarted", "the machine restarted"
