@@ -38,7 +38,7 @@ JOBS = st.lists(
     weights=st.lists(st.sampled_from([1.0, 3.0]), min_size=3, max_size=3),
     restarted_every=st.sampled_from([0, 1, 7]),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_everything_starts_and_no_more_is_idle_than_a_hold_is_for(
     jobs, limit_hours, age_hours, weights, restarted_every
 ):

@@ -410,7 +410,7 @@ def _training_shapes(measured, name):
     return list(shapes.values())
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(sliced_cases())
 def test_with_slices_it_is_the_best_of_all_layouts(case):
     measured, services, fleet, training = case

@@ -23,9 +23,9 @@ STEPS = 600
 PLANT_SEEDS = range(1000, 1060)
 # Of plants that show themselves late: the first seed that shows it, which is tried first.
 SHOWN_BY = {
-    "an agent loses ticks": 1016,
+    "an agent loses ticks": 1003,
     "a controller counts a batch twice": 1055,
-    "a controller believes a journal that was rolled back": 1007,
+    "a controller believes a journal that was rolled back": 1025,
 }
 
 
@@ -70,7 +70,8 @@ def test_the_world_is_busy():
 def test_services_reclaim_and_elastic_jobs_give_back_under_faults():
     """In clusters with queues, whatever fails: services preempt when they start and when they grow, and jobs shrink for others."""
     found: Counter[str] = Counter()
-    for seed in range(500 + QUEUES_AT, 1500, 10):
+    # Seeds that showed it are tried first.
+    for seed in (688, 858, 1358, *range(500 + QUEUES_AT, 1500, 10)):
         state, placed = ClusterState(), set()
         for kind, text in run(seed, STEPS).ledger.entries:
             event = event_from_plain(kind, json.loads(text))
