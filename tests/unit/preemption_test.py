@@ -705,3 +705,25 @@ def test_what_others_have_made_room_for_starts_only_where_it_may_start_by_then(c
     report_stopped(core, "low", now_ns=7 * S)
     settle(core, 7 * S)
     assert phase(core, "high") is WorkloadPhase.PENDING
+
+
+@pytest.mark.parametrize(("priority", "delays"), [(9, False), (5, True)])
+def test_nobody_makes_room_for_work_that_would_delay_a_promised_start_which_goes_before_it(priority, delays):
+    """It was promised to work that preempts nothing itself, and waits for the very work that would be stopped."""
+    core = build_core(build_node("a", gpus=2))
+    within = QueuePreemption(within=PreemptionWithin.LOWER_PRIORITY)
+    queue = Queue(name="default", quotas=(QueueQuota(resource="gpu", nominal=6000),), preemption=within)
+    core.update_policy(replace(core.state.policy, queues=(queue,)), now_ns=1)
+    core.submit(build_request("running", expected_runtime_s=3600.0), now_ns=2)
+    first = {"priority": priority, "never_preempts": True, "expected_runtime_s": 600.0}
+    core.submit(build_request("first", gpus=2, **first), now_ns=3)
+    promised = core.workload("first").promise
+    core.submit(build_request("later", gpus=2, priority=7, expected_runtime_s=36_000.0), now_ns=4)
+    core.retry(now_ns=5)
+    placed = {key for key in ("running", "later") if core.workload(key).phase is WorkloadPhase.PLACED}
+    assert placed == ({"later"} if delays else {"running"})
+    if not delays:
+        assert core.workload("first").promise == promised
+        # What ends before the promised start may take the place.
+        core.submit(build_request("short", gpus=1, priority=7, expected_runtime_s=60.0), now_ns=6)
+        assert core.workload("short").phase is WorkloadPhase.PLACED

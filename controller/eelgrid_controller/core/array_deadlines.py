@@ -35,7 +35,7 @@ def admit_array(
         return ()
     elements = list(list_submitted(event))
     estimate = estimate_runtime(elements[0], state)
-    waiting = backfill.count_promised_deadlines()
+    waiting = len(backfill.deadlines.list_pending())
     check_deadline(elements[0], estimate, waiting, now_ns)
     if deadline.best_effort:
         return ()

@@ -134,7 +134,7 @@ class BackfillPlanner:
         self._state, self._placer, self._queues = state, placer, queues
         self.ends = EstimatedEnds(state)
         self._searcher = StartSearch(state, placer, queues, self.ends)
-        self._deadlines = DeadlineIndex(state)
+        self.deadlines = DeadlineIndex(state)
         # Of the round under way, or of the last one.
         self._reserved: list[ReservedStart] = []
         # Of the round before: they hold between rounds until the new one has made others, and tell why a start moved.
@@ -161,7 +161,7 @@ class BackfillPlanner:
         self._has_freed |= self._frees_early(event)
         self._has_lost_nodes |= self._may_renew_nodes(event)
         self.ends.refresh(event)
-        self._deadlines.refresh(event)
+        self.deadlines.refresh(event)
         match event:
             case WorkloadPromised():
                 (self._promised.discard if event.promise is None else self._promised.add)(event.workload_id)
@@ -204,7 +204,7 @@ class BackfillPlanner:
         """
         if self._in_round:
             return False
-        if self._deadlines.is_due(now_ns):
+        if self.deadlines.is_due(now_ns):
             return True
         if not len(self._state.pending):
             return False
@@ -253,11 +253,11 @@ class BackfillPlanner:
         self._promised &= kept
         events += [WorkloadPromised(time_ns=now_ns, workload_id=key) for key in gone if key in self._state.pending]
         reserved = {one.workload_id: one for one in self._reserved}
-        return [*events, *self._deadlines.list_breaches(reserved, self.ends, now_ns, self._find_cause)]
+        return [*events, *self.deadlines.list_breaches(reserved, self.ends, now_ns, self._find_cause)]
 
     def choose_reserved_nodes(self, policy: Policy, now_ns: int) -> Policy:
         """Returns a policy with the nodes of reservations that state a number of GPUs; raises InvalidArgument."""
-        kept = self._list_kept_in_force()
+        kept = [one for one in self._list_in_force(is_round=False) if one.is_kept]
         return choose_reserved_nodes(self._state, self._placer, self.ends, kept, policy, now_ns=now_ns)
 
     def renew_reserved_nodes(self, now_ns: int) -> tuple[PolicyChanged, ...]:
@@ -265,7 +265,7 @@ class BackfillPlanner:
         if not self._has_lost_nodes or self._state.awaits_agents:
             return ()
         self._has_lost_nodes = False
-        kept = self._list_kept_in_force()
+        kept = [one for one in self._list_in_force(is_round=False) if one.is_kept]
         policy = renew_reserved_nodes(self._state, self.ends, kept, now_ns=now_ns)
         if policy is None:
             return ()
@@ -279,10 +279,6 @@ class BackfillPlanner:
         if isinstance(event, NodeLost | NodeCordoned | NodesRemoved | GpuLost):
             return True
         return any(one.lacking_gpus for one in reservations) and self._frees_early(event)
-
-    def has_late_deadline(self, now_ns: int) -> bool:
-        """Returns whether a promised deadline has passed of which nothing was said."""
-        return self._deadlines.is_due(now_ns)
 
     def _has_all_starts(self) -> bool:
         """Returns whether no more starts are reserved than those of deadlines."""
@@ -331,7 +327,7 @@ class BackfillPlanner:
         """Searches a start for work with a promised deadline that has none any more, the earliest deadline first."""
         events: list[Event] = []
         reserved = {one.workload_id for one in self._reserved}
-        missing = [one for one in self._deadlines.list_pending() if one.workload_id not in reserved and not one.held_by]
+        missing = [one for one in self.deadlines.list_pending() if one.workload_id not in reserved and not one.held_by]
         for workload in missing[:_RENEWED_MOST]:
             events += self._reserve_share(workload, now_ns) or self.reserve_start(workload, now_ns)
         return events
@@ -517,9 +513,6 @@ class BackfillPlanner:
             found = [*found, *(one for one in self._before.values() if not one.is_kept and one.workload_id not in mine)]
         return [one for one in found if one.workload_id in self._state.pending]
 
-    def _list_kept_in_force(self) -> list[ReservedStart]:
-        return [one for one in self._list_in_force(is_round=False) if one.is_kept]
-
     def _list_binding(self, workload: Workload) -> list[ReservedStart]:
         """Returns the reserved starts that go before a workload that is being submitted."""
         return [one for one in self._list_in_force(is_round=False) if one.priority >= workload.spec.priority]
@@ -544,6 +537,20 @@ class BackfillPlanner:
             nodes, self.ends, reserved, places, until_ns=until_ns, now_ns=now_ns, describe_unbearable=bears
         )
         return found is not None
+
+    def delays_first(
+        self, workload: Workload, decision: PlacementDecision, altered: Mapping[str, NodeRecord], now_ns: int
+    ) -> bool:
+        """Returns whether work for which others make room would delay a reserved start of its queue that goes before it."""
+        queue, least = self._queues.find_leaf(workload.spec), workload.spec.priority
+        first = [
+            one
+            for one in self._list_in_force(is_round=self._in_round)
+            if (one.priority, one.is_kept) > (least, False) and one.workload_id != workload.workload_id
+            if self._queues.find_leaf(self._state.workloads[one.workload_id].spec) == queue
+        ]
+        until_ns = compute_end_ns(now_ns, estimate_runtime(workload, self._state))
+        return bool(first) and self._delays(workload, decision, first, until_ns, now_ns, altered=altered)
 
     def _replan(self, reserved: ReservedStart, workload: Workload, decision: PlacementDecision, now_ns: int) -> bool:
         """Searches other places at the same time for a reserved start, beside work that would delay it where it is."""
@@ -651,7 +658,7 @@ class BackfillPlanner:
         spec = workload.spec
         estimate = estimate_runtime(workload, self._state)
         if spec.deadline is not None:
-            check_deadline(workload, estimate, self.count_promised_deadlines(), now_ns)
+            check_deadline(workload, estimate, len(self.deadlines.list_pending()), now_ns)
         if not spec.has_promised_deadline:
             return ()
         if decision.placements:
@@ -749,17 +756,9 @@ class BackfillPlanner:
         """Returns what is promised to work whose start was searched at its submission."""
         return self._make_promise(replace(found, is_kept=True), cause="")
 
-    def count_promised_deadlines(self) -> int:
-        """Returns how many workloads wait that have a promised deadline."""
-        return len(self._deadlines.list_pending())
-
     def list_reserved_nodes(self) -> frozenset[str]:
         """Returns the nodes on which starts are reserved."""
         return frozenset(name for one in self._list_in_force(is_round=False) for name in one.places)
-
-    def list_live_deadlines(self) -> list[Workload]:
-        """Returns the live work with a promised deadline."""
-        return self._deadlines.list_live()
 
     def _promise(self, workload: Workload, found: ReservedStart, now_ns: int) -> list[Event]:
         before, placements = workload.promise, found.placements if found.is_kept else ()

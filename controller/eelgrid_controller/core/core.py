@@ -167,7 +167,7 @@ class Core:
         self.queues = QueueIndex(state)
         self.checkpoints = CheckpointAdvisor(state)
         self._backfill = BackfillPlanner(state, self._chooser, self.queues)
-        self._preemptions = Preemptions(state, self._chooser, self.queues)
+        self._preemptions = Preemptions(state, self._chooser, self.queues, self._backfill)
         self.list_evictions = self._preemptions.list_evictions
         observers = self._preemptions.record_checkpoint, self.checkpoints.record
         self._reports = AttemptReports(state, Quarantine(state, is_on=quarantines), observers)
@@ -700,7 +700,7 @@ class Core:
 
     def retry_waiting(self, *, now_ns: int) -> CoreStep[None]:
         """Tries pending work again, since the rules of an engine may have changed."""
-        if len(self.state.pending) or self._backfill.has_late_deadline(now_ns):
+        if len(self.state.pending) or self._backfill.deadlines.is_due(now_ns):
             self._retrying.on_capacity_freed()
         return self.retry(now_ns=now_ns)
 

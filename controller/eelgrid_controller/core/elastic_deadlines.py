@@ -125,7 +125,7 @@ class ElasticDeadlines:
     def list_releases(self, now_ns: int) -> list[WorkloadScaled]:
         """Lists what running jobs could give back and still meet their deadlines, each as the event of its change."""
         events = []
-        for workload in self._backfill.list_live_deadlines():
+        for workload in self._backfill.deadlines.list_live():
             if workload.share is None or workload.phase is not WorkloadPhase.PLACED:
                 continue
             floor = self.find_floor(workload, now_ns)

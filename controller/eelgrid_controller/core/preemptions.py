@@ -29,6 +29,7 @@ then.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.core.elastic_returns import ElasticReturns, ReturnedPlace
 from eelgrid_controller.core.workloads import list_healthy_replicas, number_replicas
 from eelgrid_controller.formatting import count_noun
@@ -178,8 +179,10 @@ def resolve_priority_class(state: ClusterState, request: SubmitWorkloadRequest) 
 class Preemptions:
     """Decides and carries out preemptions on one state."""
 
-    def __init__(self, state: ClusterState, placer: WorkloadPlacer, queues: QueueIndex) -> None:
-        self._state, self._placer, self._queues = state, placer, queues
+    def __init__(
+        self, state: ClusterState, placer: WorkloadPlacer, queues: QueueIndex, backfill: BackfillPlanner
+    ) -> None:
+        self._state, self._placer, self._queues, self._backfill = state, placer, queues, backfill
         # What elastic jobs have grown by, which goes before anybody is preempted; None where nobody does.
         self.returns: ElasticReturns | None = None
         # Placements that were searched so far.
@@ -478,7 +481,7 @@ class Preemptions:
         self._work += 2 * len(candidates)
         yield
         closed = list_closed_nodes(self._state, workload, now_ns)
-        search = VictimSearch[PlacementDecision](lambda victims: self._find_place(workload, victims, closed))
+        search = VictimSearch[PlacementDecision](lambda victims: self._find_place(workload, victims, closed, now_ns))
         if ending and search.check(ending) is not None:
             return PreemptionPlan(problem="work that makes enough room is ending", checks=search.checks)
         # Which of thousands may be victims takes longer than the search with a few of them.
@@ -537,9 +540,12 @@ class Preemptions:
         self._next_ns = time_ns if self._next_ns is None else min(time_ns, self._next_ns)
 
     def _find_place(
-        self, workload: Workload, victims: Sequence[PreemptionCandidate], closed: frozenset[str]
+        self, workload: Workload, victims: Sequence[PreemptionCandidate], closed: frozenset[str], now_ns: int
     ) -> FoundPlace[PlacementDecision] | None:
-        """Returns where a workload would start without these victims, by quota and on no closed node; None if nowhere."""
+        """Returns where a workload would start without these victims, by quota and on no closed node; None if nowhere.
+
+        Nowhere either where it would delay work of its queue that goes before it, and waits for these victims itself.
+        """
         state, key = self._state, workload.workload_id
         leaving = set[str]().union(*(self._list_gang(one.workload_id) for one in victims))
         self._work += _CHECK_WORK + len(victims) // 10
@@ -553,7 +559,7 @@ class Preemptions:
         self._work += _NODE_WORK * len(records)
         decision = self._placer.decide_on_altered(AlteredNodes(records, frozenset(leaving)), admitted, key, closed)
         self._work += _REPLICA_WORK * min(decision.room, workload.spec.replicas)
-        if not decision.placements:
+        if not decision.placements or self._backfill.delays_first(workload, decision, records, now_ns):
             return None
         return FoundPlace(decision, frozenset(place.node_name for place in decision.placements))
 
