@@ -150,8 +150,7 @@ class BlockingConnection:
 
     def close(self) -> None:
         """Ends all calls and closes the channels."""
-        for channel in self._channels.values():
-            channel.close()
+        transport.close_channels(self._channels.values())
 
 
 class AsyncConnection:

@@ -68,8 +68,7 @@ class LeaderClient:
 
     def close(self) -> None:
         """Ends all calls and closes the channels."""
-        for channel in self._channels.values():
-            channel.close()
+        transport.close_channels(self._channels.values())
 
     def _client_at(self, address: str) -> Any:
         if address not in self._clients:

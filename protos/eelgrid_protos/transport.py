@@ -9,7 +9,8 @@ import ipaddress
 import logging
 import re
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -112,6 +113,8 @@ def collect_tls_files(certificate: Path | None, key: Path | None, authority: Pat
     return TlsFiles(certificate, key, authority)
 
 
+# How long closing blocking channels may take.
+_CLOSE_S = 1.0
 # Pings every 30 s find a dead peer within a minute; the server must allow them, or it answers ENHANCE_YOUR_CALM. A
 # small flow-control window, without probing, makes a stalled reader visible to the sender after some 64 KiB rather than
 # 4 MiB (measured: an hour of samples).
@@ -417,6 +420,22 @@ def open_blocking_channel(
     if (proofs := find_proofs_folder(address)) is not None:
         return grpc.secure_channel(address, _local_credentials(proofs), options=chosen)
     return grpc.insecure_channel(address, options=chosen)
+
+
+def close_channels(channels: Iterable[grpc.Channel]) -> None:
+    """Ends all calls and closes blocking channels, which takes a second at most.
+
+    gRPC waits for the end of each call, and a call that Ctrl-C cut short while it was being made never ends.
+    """
+
+    def close() -> None:
+        for channel in open_channels:
+            channel.close()
+
+    open_channels = tuple(channels)
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    closing.join(_CLOSE_S)
 
 
 class HealthService:

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import threading
 from contextlib import asynccontextmanager
 
 import grpc
@@ -9,6 +10,7 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tests.waiting import poll_until
 
 from eelgrid_protos import messages, rpc, transport
 from eelgrid_protos.faults import Internal, InvalidArgument, NotFound, Unavailable
@@ -223,3 +225,23 @@ async def test_a_certificate_that_cannot_be_read_is_named(tmp_path):
     missing = transport.TlsFiles(tmp_path / "a.pem", tmp_path / "b.pem", tmp_path / "c.pem")
     with pytest.raises(transport.CertificateUnusable, match=r"b\.pem"):
         await transport.listen_on_address(grpc.aio.server(), "127.0.0.1:0", tls=missing, insecure=False, log=LOG)
+
+
+def test_closing_channels_does_not_wait_for_a_call_that_never_ends(monkeypatch):
+    """As one that Ctrl-C cut short while it was being made: eelctl hung then, until Ctrl-C was pressed once more."""
+    monkeypatch.setattr(transport, "_CLOSE_S", 0.01)
+    ended, closed = threading.Event(), []
+
+    class Channel:
+        def __init__(self, waits):
+            self._waits = waits
+
+        def close(self):
+            if self._waits:
+                ended.wait()
+            closed.append(self)
+
+    quick, hung = Channel(waits=False), Channel(waits=True)
+    transport.close_channels((quick, hung))
+    ended.set()
+    poll_until(lambda: closed == [quick, hung])
