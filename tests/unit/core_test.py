@@ -90,6 +90,22 @@ def test_drawn_ids_pass_over_ids_that_users_chose():
     core.submit(build_request(gpus=0, key="w-41"), now_ns=1)
     core.submit(build_request(gpus=0, key="w-" + "9" * 100), now_ns=1)
     assert core.submit(build_request(gpus=0), now_ns=1).result.workload_id == "w-42"
+    core.submit(build_request(gpus=0, key="w-43_1"), now_ns=1)
+    array = replace(build_request(gpus=0), array=JobArrayRequest(indexes="0-2"))
+    assert core.submit(array, now_ns=1).result.workload_id == "w-44"
+
+
+def test_no_chosen_id_keeps_others_from_having_ids_drawn():
+    core = build_core(build_node("a"))
+    core.submit(build_request(gpus=0, key="w-" + "9" * 18), now_ns=1)
+    for changes in ({}, {"array": JobArrayRequest(indexes="0-2")}, {"cancelled": True}):
+        for taken in (f"w-{10**18 + 1}", f"w-{10**18 + 1}_1"):
+            with pytest.raises(InvalidArgument, match="left to be drawn"):
+                core.submit(replace(build_request(gpus=0, key=taken), **changes), now_ns=1)
+    core = Core(ClusterState.load(core.state.dump()), catalogue.load_catalogue())
+    drawn = [core.submit(build_request(gpus=0), now_ns=1).result.workload_id for _ in range(3)]
+    assert drawn == [f"w-{10**18 + number}" for number in range(3)]
+    assert core.submit(build_request(gpus=0, key=drawn[0]), now_ns=1).events == ()
 
 
 def test_a_dry_run_tells_the_outcome_and_changes_nothing():

@@ -28,6 +28,7 @@ from eelgrid_controller.core.job_control import (
 from eelgrid_controller.core.preemptions import resolve_priority_class
 from eelgrid_controller.core.start_decision import StartDecider
 from eelgrid_controller.core.workloads import (
+    check_chosen_id,
     check_feasibility,
     check_live_room,
     get_workload_or_array,
@@ -118,6 +119,7 @@ class ArrayPlanner:
         )
         if self._is_repeated(event):
             return None
+        check_chosen_id(request.workload_id)
         validate_spec(event.spec)
         _check_commands(event)
         if self._queues.is_active:

@@ -8,6 +8,7 @@ each step; what is left is settled in the next. Must not know how work is placed
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from eelgrid_controller.core.workloads import check_chosen_id
 from eelgrid_controller.formatting import count_noun
 from eelgrid_controller.queueing.admission import QueueIndex
 from eelgrid_controller.queueing.job_conditions import (
@@ -210,6 +211,7 @@ def plan_cancelled_submission(
     if key in state.arrays or key in state.workloads:
         known = state.workloads.get(key)
         return () if known is not None and known.phase is WorkloadPhase.CANCELLED and known.spec == bare else None
+    check_chosen_id(key)
     return begin_workload(make_waiting(key, bare, owner, is_held=False, now_ns=now_ns))
 
 

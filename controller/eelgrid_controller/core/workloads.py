@@ -43,6 +43,7 @@ from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.queueing.elastic_shares import advance_share
 from eelgrid_controller.queueing.reservations import list_held_nodes
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.drawn_ids import DRAWN_ONLY, read_drawn_number
 from eelgrid_controller.state.engine_reports import NO_EXTERNAL_USAGE, Adoption, ExternalUsage, RunningReplica
 from eelgrid_controller.state.events import (
     EXPLAINED_REPLICAS_MOST,
@@ -112,6 +113,7 @@ def find_existing_workload(state: ClusterState, request: SubmitWorkloadRequest) 
     if request.workload_id in state.arrays:
         raise AlreadyExists(f"an array has the id {request.workload_id}; choose another id, or leave it empty")
     if found is None:
+        check_chosen_id(request.workload_id)
         return None
     # An operator may have moved it to another queue since.
     begun = replace(_get_asked_spec(found), queue=request.spec.queue)
@@ -121,6 +123,17 @@ def find_existing_workload(state: ClusterState, request: SubmitWorkloadRequest) 
         f"workload {found.workload_id} exists with another spec; choose another id, leave the id empty to "
         "have one drawn, or cancel it first"
     )
+
+
+def check_chosen_id(workload_id: str) -> None:
+    """Checks the id that a new submission chooses, if any; raises InvalidArgument for one that is left to be drawn."""
+    if read_drawn_number(workload_id) in DRAWN_ONLY:
+        violation = Violation(
+            "workload_id",
+            f"is {workload_id}, which is left to be drawn",
+            "choose another, or leave it empty to have one drawn",
+        )
+        raise InvalidArgument("the id cannot be chosen", (violation,))
 
 
 def _get_asked_spec(workload: Workload) -> WorkloadSpec:

@@ -38,6 +38,7 @@ from eelgrid_controller.state.attempts import (
 )
 from eelgrid_controller.state.deadline_changes import DeadlineEvent, apply_deadline_event
 from eelgrid_controller.state.demand import Demand, PriceMarket
+from eelgrid_controller.state.drawn_ids import DRAWN_ONLY, read_drawn_number
 from eelgrid_controller.state.events import (
     ArraySubmitted,
     AttemptEnded,
@@ -332,9 +333,9 @@ class ClusterState:
             self._add_submitted(workload)
         if self.demand.mix is not mix:
             self.market.invalidate()
-        digits = key.removeprefix("w-")
-        if digits != key and digits.isascii() and digits.isdigit() and len(digits) <= 18:
-            self.next_number = max(self.next_number, int(digits) + 1)
+        number = read_drawn_number(key)
+        if number < DRAWN_ONLY.start or number == self.next_number:
+            self.next_number = max(self.next_number, number + 1)
         return frozenset()
 
     def _add_submitted(self, workload: Workload) -> None:
