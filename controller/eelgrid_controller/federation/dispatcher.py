@@ -236,7 +236,8 @@ class Dispatcher:
             if found is None:
                 self._check_affinity(new)
                 driven = self._begin(new, None, is_written=False)
-                await self._write_first(driven)
+                # Whether its caller waits or not: it would be on disk, and in no cluster before the next start.
+                await asyncio.shield(self._write_first(driven))
                 found = StoredRecord(new)
         if found.dispatch.request != request:
             raise AlreadyExists(
@@ -396,14 +397,18 @@ class Dispatcher:
                 self.failed.set_result(error)
 
     async def _write_first(self, driven: _Driven) -> None:
-        """Writes a new record; until it is on disk, nothing is driven, and a call with its id waits. Raises Fault."""
+        """Writes a new record; until it is on disk, nothing is driven, and a call with its id waits. Raises Fault and ContractError."""
+        is_written = False
         try:
             async with driven.lock:
                 await self._store.write(driven.dispatch, None)
+            is_written = True
         except StoreFault as fault:
-            self._forget(driven.dispatch)
-            driven.changed.set()
             raise Unavailable(f"the front cannot write its records ({fault}); nothing was submitted") from None
+        finally:
+            if not is_written:
+                self._forget(driven.dispatch)
+                driven.changed.set()
         self._wake_others(driven.dispatch)
         self._drive_from_now(driven)
 
