@@ -1,4 +1,4 @@
-"""What a front does for its callers, without clusters: a record that cannot be written leaves nothing behind."""
+"""What a front does for its callers, without clusters: with what it cannot write, and for those who name no user."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from eelgrid_controller.federation.front_service import FrontService
 from eelgrid_controller.federation.record_store import RecordStore
 from eelgrid_protos.certificate import Certificate
 from eelgrid_protos.errors import ContractError
-from eelgrid_protos.messages import CancelWorkloadRequest, GangPart, WorkloadPhase
+from eelgrid_protos.messages import CancelWorkloadRequest, GangPart, HoldWorkloadRequest, WorkloadPhase
 from eelgrid_protos.roles import RoleRules, build_caller
 
 PART = GangPart(name="g", parts=2)
@@ -63,3 +63,10 @@ async def test_a_submission_whose_caller_goes_away_while_it_is_written_is_driven
             cancelled = await service.cancel_workload(CancelWorkloadRequest(workload_id=key), None)
             assert cancelled.workload.phase is WorkloadPhase.CANCELLED
             assert dispatcher.live == 0
+
+
+async def test_an_administrator_whose_certificate_names_no_user_holds_work(tmp_path):
+    async with front(tmp_path, ("O", "eelgrid:admin")) as (service, _):
+        await service.submit_workload(build_request("f-1", gang=PART), None)
+        held = await service.hold_workload(HoldWorkloadRequest(workload_id="f-1"), None)
+        assert held.workload.held_by == "an operator"

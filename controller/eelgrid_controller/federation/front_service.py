@@ -151,7 +151,7 @@ class FrontService:
         """Keeps a workload of the caller's own at the front; one that a cluster has is held there."""
         caller, record = self._find_caller(context), self._find(request.workload_id)
         check_owner(caller, self._show(record), "HoldWorkload", self._rules)
-        user = UNNAMED_USER if caller is None else caller.user
+        user = (None if caller is None else caller.user) or UNNAMED_USER
         return HoldWorkloadResponse(workload=self._show(await self._dispatcher.hold(request.workload_id, user)))
 
     async def release_workload(self, request: ReleaseWorkloadRequest, context: Context) -> ReleaseWorkloadResponse:
