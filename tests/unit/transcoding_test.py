@@ -116,8 +116,12 @@ def test_a_body_is_the_request_and_takes_no_query():
         b'{"changes": [null]}',
         b"null",
         b'{"differencesMost": 1.5}',
+        b'{"\\ud800": 1}',
     ):
         assert violations_of("/v1/what-if", verb="POST", body=wrong).keys() == {"body"}
+    for wrong in (b'{"scope": Infinity}', b'{"scope": "\\ud800"}', b'{"limitW": 1%b}' % (b"0" * 400)):
+        found = violations_of("/v1/budgets/what-if", verb="POST", body=b'{"budgets": [%b]}' % wrong)
+        assert found.keys() == {"body"}
 
 
 def test_an_answer_has_long_integers_as_strings_and_names_of_enumerations():

@@ -190,9 +190,18 @@ def encode_request(binding: HttpBinding, variables: Mapping[str, str], query: st
 def _parse_body(request: Any, body: bytes) -> None:
     try:
         given = json.loads(body or b"{}")
-        # The library takes an empty list for an empty object, and fails on other values in its own ways.
+        # The library takes an empty list for an empty object, and fails on other values in its own ways: an infinite enum is
+        # OverflowError, half a surrogate pair in a name SystemError.
         json_format.ParseDict(given if isinstance(given, dict) else {"": given}, request)
-    except (json_format.ParseError, ValueError, RecursionError, TypeError, AttributeError) as error:
+    except (
+        json_format.ParseError,
+        ValueError,
+        RecursionError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        SystemError,
+    ) as error:
         name = request.DESCRIPTOR.name
         violation = Violation(
             "body", str(error)[:300], f"send a JSON object of the schema {name}, as openapi.json has it"
