@@ -94,6 +94,7 @@ _FLUSH_S = 1.0
 _STARTS_MOST = 3
 # Folders of ended attempts that are kept for their output.
 _KEPT_MOST = 1000
+_NOT_KEPT = "the node keeps none of it"
 _FOLDER_NAME_MOST = 180
 # Of an attempt's reason in the contract.
 _REASON_MOST = 253
@@ -396,11 +397,13 @@ class LocalEngine:
         # Before the file is read: what ends meanwhile may have written more.
         is_over = attempt is None or attempt.status.is_over
         chunk = LogChunk(request_id=request.request_id, next_offset=request.offset, is_end=is_over)
+        if attempt is None and not _is_of_owner(folder, request.owner):
+            return replace(chunk, is_end=False, problem=_NOT_KEPT)
         try:
             part = read_output(folder / _OUTPUT, request.offset, request.tail_lines, raw=request.raw)
         except FileNotFoundError:
             is_known = attempt is not None or folder.exists()
-            return chunk if is_known else replace(chunk, is_end=False, problem="the node keeps none of it")
+            return chunk if is_known else replace(chunk, is_end=False, problem=_NOT_KEPT)
         except OSError as error:
             return replace(chunk, problem=f"it cannot be read: {error.strerror}")
         return replace(
@@ -595,6 +598,7 @@ class LocalEngine:
         }
         spec = {
             "key": key,
+            "run_as": assignment.run_as,
             # Of which the digest is told, if the controller asks how it ended.
             "process": to_plain(process, brief=True),
             "boot_id": self._boot_id,
@@ -686,6 +690,11 @@ def _describe_end(key: AttemptKey, record: Mapping[str, Any]) -> AttemptStatus:
         gpu_held=record.get("gpu_held", False),
         node_fault=record.get("node_fault", ""),
     )
+
+
+def _is_of_owner(folder: Path, owner: str) -> bool:
+    """Returns whether an attempt that has ended may be of a job of this owner; an older version did not record whose it was."""
+    return not owner or read_records(folder).get("spec", {}).get("run_as", owner) == owner
 
 
 def _read_ended(records: Mapping[str, Any]) -> AttemptStatus | None:

@@ -287,6 +287,8 @@ class LogRequest:
     wait_s: Annotated[float, Range(0.0, LOG_WAIT_S_MOST, "s")] = 0.0
     # Answer with data instead of text.
     raw: bool = False
+    # Of the workload, if the owner proved who it is: its id may have been another's, of whose job output is kept.
+    owner: Label = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

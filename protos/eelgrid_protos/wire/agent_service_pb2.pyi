@@ -94,7 +94,7 @@ class AttemptReport(_message.Message):
     def __init__(self, attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ...) -> None: ...
 
 class LogRequest(_message.Message):
-    __slots__ = ("request_id", "workload_id", "replica", "attempt", "offset", "tail_lines", "wait_s", "raw")
+    __slots__ = ("request_id", "workload_id", "replica", "attempt", "offset", "tail_lines", "wait_s", "raw", "owner")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class LogRequest(_message.Message):
     TAIL_LINES_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     RAW_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     workload_id: str
     replica: int
@@ -111,7 +112,8 @@ class LogRequest(_message.Message):
     tail_lines: int
     wait_s: float
     raw: bool
-    def __init__(self, request_id: _Optional[int] = ..., workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., offset: _Optional[int] = ..., tail_lines: _Optional[int] = ..., wait_s: _Optional[float] = ..., raw: bool = ...) -> None: ...
+    owner: str
+    def __init__(self, request_id: _Optional[int] = ..., workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., offset: _Optional[int] = ..., tail_lines: _Optional[int] = ..., wait_s: _Optional[float] = ..., raw: bool = ..., owner: _Optional[str] = ...) -> None: ...
 
 class LogChunk(_message.Message):
     __slots__ = ("request_id", "text", "next_offset", "is_end", "problem", "data")

@@ -67,6 +67,8 @@ class _Reading:
     tail_lines: int | None
     is_followed: bool
     is_raw: bool = False
+    # Of the workload, which had none before it was found.
+    owner: str = ""
 
 
 class JobStreamService:
@@ -289,6 +291,7 @@ class JobStreamService:
         if reading.attempt > workload.attempt:
             problem = f"is {reading.attempt}, and {workload.attempt} have begun"
             raise InvalidArgument("there is no such attempt", (Violation("attempt", problem, "count them from 1"),))
+        reading.owner = workload.owner
         return workload
 
     @contextmanager
@@ -364,4 +367,5 @@ def _log_request(reading: _Reading) -> LogRequest:
         tail_lines=reading.tail_lines,
         wait_s=_WAIT_S if reading.is_followed else 0.0,
         raw=reading.is_raw,
+        owner=reading.owner,
     )
