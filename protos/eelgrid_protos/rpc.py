@@ -41,7 +41,7 @@ Admit: TypeAlias = Callable[[str, Context], None]
 # Called when elements were left out of an answer: the call's name, how many, and the first reasons.
 Omitted: TypeAlias = Callable[[str, int, tuple[Violation, ...]], None]
 # Called when a call has ended, before its answer is sent: its path, its request if it was read, and the fault if any.
-Settled: TypeAlias = Callable[[str, Context, object | None, Exception | None], Awaitable[None]]
+Settled: TypeAlias = Callable[[str, Context, object | None, BaseException | None], Awaitable[None]]
 # Called with how stale an answer is, None for one of the leader; whoever passes it allows a follower to answer.
 OnStaleness: TypeAlias = Callable[[Staleness | None], None]
 
@@ -237,6 +237,10 @@ def _unary(method: RpcMethod, call: Callable[..., Any], path: str, around: _Arou
             answer = await call(request, context)
             await around.settled(path, context, request, None)
             return _encode_answer(answer, method.name, around.omitted)
+        except asyncio.CancelledError as error:
+            # Its caller went away; what it asked for may have been done.
+            await around.settled(path, context, request, error)
+            raise
         except Exception as error:  # every failure becomes a status
             await around.settled(path, context, request, error)
             await abort_call(context, error, method.name)
@@ -307,7 +311,7 @@ def admit_everybody(_path: str, _context: Context) -> None:
     """Admits every call that the transport accepted."""
 
 
-async def ignore_outcome(_path: str, _context: Context, _request: object | None, _error: Exception | None) -> None:
+async def ignore_outcome(_path: str, _context: Context, _request: object | None, _error: BaseException | None) -> None:
     """Ignores how calls end."""
 
 

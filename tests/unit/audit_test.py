@@ -6,6 +6,7 @@ import logging
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tests.access_rig import READS
@@ -27,11 +28,13 @@ from eelgrid_controller.runtime.audit_log import (
 from eelgrid_controller.runtime.sqlite_journal import open_journal
 from eelgrid_controller.server.grpc.authorization import AuditTrail
 from eelgrid_controller.state.journal import JournalEntry
+from eelgrid_protos.codec import encode_message
 from eelgrid_protos.faults import InvalidArgument, NotFound, ResourceExhausted
 from eelgrid_protos.messages import (
     AUDIT_ARGUMENTS_MOST,
     AuditEntry,
     CancelWorkloadRequest,
+    ConfirmEnergyExportRequest,
     GetPolicyRequest,
     ListAuditEntriesRequest,
     MeasuredPoint,
@@ -43,7 +46,7 @@ from eelgrid_protos.messages import (
     UpdatePolicyRequest,
 )
 from eelgrid_protos.roles import Caller, Role, RoleRefused
-from eelgrid_protos.rpc import OPERATOR_SERVICE
+from eelgrid_protos.rpc import OPERATOR_SERVICE, build_handler
 
 LOG = logging.getLogger("test.audit")
 ALICE = Caller("O=eelgrid:submitter,CN=alice", frozenset({Role.SUBMITTER}), user="alice")
@@ -369,6 +372,35 @@ async def test_what_changes_something_beside_the_journal_is_answered_once_it_is_
         journal.fault = JournalFull(journal.path, "full", "make room")
         with pytest.raises(ResourceExhausted):
             await trail.on_call_end(f"{PATH}StopShadow", Context(), StopShadowRequest(), None)
+
+
+async def test_a_change_beside_the_journal_whose_caller_goes_away_is_kept():
+    journal, begun = MemoryJournal(), asyncio.Event()
+
+    async def begin(_request, _context):
+        begun.set()
+        await asyncio.Event().wait()
+
+    calls = SimpleNamespace(**{method.attribute: begin for method in OPERATOR_SERVICE.methods})
+    async with looping(journal) as loop:
+        trail = trail_of(loop)
+        handler = build_handler(OPERATOR_SERVICE, calls, settled=trail.on_call_end)
+        for call, asked in (
+            ("ConfirmEnergyExport", ConfirmEnergyExportRequest(name="bob", begin_ns=0, end_ns=9, revision=1)),
+            ("CancelWorkload", CancelWorkloadRequest(workload_id="w-1")),
+            ("GetPolicy", GetPolicyRequest()),
+        ):
+            served = handler.service(SimpleNamespace(method=f"{PATH}{call}")).unary_unary
+            calling = asyncio.create_task(served(encode_message(asked), Context()))
+            await begun.wait()
+            begun.clear()
+            calling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await calling
+        await trail.write()
+        (kept,) = journal.audited
+        assert (kept.call, kept.code, kept.user) == ("ConfirmEnergyExport", "CANCELLED", "alice")
+        assert '"name":"bob"' in kept.arguments
 
 
 async def test_refused_calls_wait_for_a_disk_that_takes_nothing():

@@ -207,6 +207,7 @@ _ALIKE_S = 60.0
 _SORTS_MOST = 1024
 # Entries that wait while the disk takes nothing; what is beyond is counted alone.
 _WAITING_MOST = 4096
+_CANCELLED = "its caller went away before the answer, and it may have been done"
 # What callers are called that are told apart no more.
 _OTHERS = "(others)"
 
@@ -250,12 +251,19 @@ class AuditTrail:
         yield build_family("eelgrid_audit_events_total", dict(self._counts))
         yield build_family("eelgrid_audit_events_lost_total", self._unwritten)
 
-    async def on_call_end(self, path: str, context: Context, request: object | None, error: Exception | None) -> None:
+    async def on_call_end(
+        self, path: str, context: Context, request: object | None, error: BaseException | None
+    ) -> None:
         """How a call ended, before it is answered; raises Fault where what it did is to be on disk and is not."""
         method = path.rpartition("/")[2]
         if error is None:
             if method in AUDITED and request is not None:
                 await self._on_accepted(method, request, context)
+            return
+        if isinstance(error, asyncio.CancelledError):
+            # What is journalled has its entry where it was done.
+            if method in AUDITED - JOURNALLED and request is not None:
+                self._record_call(self.describe_call(method, request, context), "CANCELLED", _CANCELLED)
             return
         if isinstance(error, RoleRefused) and request is not None:
             # Refused by whoever looked closer than the door.
@@ -336,7 +344,7 @@ class AuditTrail:
             self._unwritten += entry.calls
 
 
-def _code_of(error: Exception) -> str:
+def _code_of(error: BaseException) -> str:
     """The status that the caller gets."""
     if isinstance(error, ContractError):
         return "INVALID_ARGUMENT"
