@@ -9,12 +9,20 @@ import pytest
 from tests.builders.cluster import build_request
 
 from eelgrid_controller.clock import Clock
+from eelgrid_controller.federation.dispatch import Copy, CopyPhase, Dispatch
 from eelgrid_controller.federation.dispatcher import Dispatcher, DispatchSettings
 from eelgrid_controller.federation.front_service import FrontService
 from eelgrid_controller.federation.record_store import RecordStore
 from eelgrid_protos.certificate import Certificate
 from eelgrid_protos.errors import ContractError
-from eelgrid_protos.messages import CancelWorkloadRequest, GangPart, HoldWorkloadRequest, WorkloadPhase
+from eelgrid_protos.faults import Unavailable
+from eelgrid_protos.messages import (
+    CancelWorkloadRequest,
+    GangPart,
+    HoldWorkloadRequest,
+    RequeueWorkloadRequest,
+    WorkloadPhase,
+)
 from eelgrid_protos.roles import RoleRules, build_caller
 
 PART = GangPart(name="g", parts=2)
@@ -70,3 +78,15 @@ async def test_an_administrator_whose_certificate_names_no_user_holds_work(tmp_p
         await service.submit_workload(build_request("f-1", gang=PART), None)
         held = await service.hold_workload(HoldWorkloadRequest(workload_id="f-1"), None)
         assert held.workload.held_by == "an operator"
+
+
+async def test_work_of_a_cluster_that_the_front_was_started_without_is_not_requeued_and_says_so(tmp_path):
+    copy = Copy(cluster="north", phase=CopyPhase.RELEASED, started=True)
+    ran = Dispatch(workload_id="f-1", request=build_request("f-1"), owner="alice", copies=(copy,), chosen="north")
+    store = RecordStore(tmp_path)
+    await store.open()
+    await store.write(ran, None)
+    await store.close()
+    async with front(tmp_path, *ALICE) as (service, _):
+        with pytest.raises(Unavailable, match="without the cluster north"):
+            await service.requeue_workload(RequeueWorkloadRequest(workload_id="f-1"), None)

@@ -25,7 +25,7 @@ from eelgrid_controller.federation.totals import add_energy, add_summaries
 from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of, show_workload
 from eelgrid_controller.server.grpc.pagination import build_page
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.faults import FailedPrecondition, Fault, InvalidArgument, NotFound
+from eelgrid_protos.faults import FailedPrecondition, Fault, InvalidArgument, NotFound, Unavailable
 from eelgrid_protos.messages import (
     SUMMARY_PAGE_SIZE_MOST,
     BudgetScope,
@@ -170,6 +170,8 @@ class FrontService:
         copy = record.dispatch.find_copy(record.dispatch.chosen)
         if copy is None or copy.phase is not CopyPhase.RELEASED:
             raise FailedPrecondition(f"no cluster runs {request.workload_id}: eelctl clusters {request.workload_id}")
+        if copy.cluster not in self._clusters:
+            raise Unavailable(f"the front was started without the cluster {copy.cluster}; name it with --cluster")
         # The cluster names the front; for whom it asks stands beside the reason.
         user = "" if caller is None else caller.user
         reason = ": ".join(filter(None, (user, request.reason)))
