@@ -403,6 +403,22 @@ async def test_a_change_beside_the_journal_whose_caller_goes_away_is_kept():
         assert '"name":"bob"' in kept.arguments
 
 
+async def test_refused_calls_are_kept_where_whoever_lists_them_goes_away():
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        trail = trail_of(loop)
+        await trail.on_call_end(f"{PATH}CancelWorkload", Context(), None, NotFound("no"))
+        writing = asyncio.create_task(trail.write())
+        await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        async with asyncio.timeout(10.0):
+            while not journal.audited:
+                await trail.write()
+                await asyncio.sleep(0.05)
+        assert [one.code for one in journal.audited] == ["NOT_FOUND"]
+
+
 async def test_refused_calls_wait_for_a_disk_that_takes_nothing():
     journal = MemoryJournal()
     async with looping(journal) as loop:

@@ -284,8 +284,11 @@ class AuditTrail:
         """Writes what has gathered; what cannot be written now is tried again."""
         self._ripen()
         entries, self._waiting = self._waiting, []
-        if not entries:
-            return
+        if entries:
+            # Of everybody: they are written also where whoever lists them goes away.
+            await asyncio.shield(self._write_entries(entries))
+
+    async def _write_entries(self, entries: list[AuditEntry]) -> None:
         try:
             await self._loop.audit(entries)
         except Fault as error:
