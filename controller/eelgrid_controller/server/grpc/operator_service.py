@@ -25,6 +25,7 @@ from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import DescribeCall, ViewFor
 from eelgrid_controller.server.grpc.resource_reads import get_node
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
+from eelgrid_controller.server.grpc.searches import search_to_end
 from eelgrid_controller.state.cordons import DrainTerms, describe_cause
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import (
@@ -372,7 +373,7 @@ class OperatorService:
         self._is_searching = True
         try:
             survey = await self._loop.read(lambda core: core.survey_moves(request))
-            found = await asyncio.to_thread(lambda: recommend_moves(build_migration_problem(survey)))
+            found = await search_to_end(lambda: recommend_moves(build_migration_problem(survey)))
         finally:
             self._is_searching = False
         self._recommended[found.recommendation_id] = found

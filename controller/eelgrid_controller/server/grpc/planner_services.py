@@ -41,6 +41,7 @@ from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.energy_monitors import SpendingMonitor
 from eelgrid_controller.server.grpc.authorization import DescribeCall
 from eelgrid_controller.server.grpc.pagination import build_page
+from eelgrid_controller.server.grpc.searches import search_to_end
 from eelgrid_controller.state.measurements import make_point_key
 from eelgrid_controller.state.spending import utc_offset_minutes_of
 from eelgrid_controller.state.telemetry import Telemetry
@@ -222,7 +223,7 @@ class PartitionService:
         self._is_searching = True
         try:
             survey = await self._loop.read(Core.survey_partitions)
-            found = await asyncio.to_thread(recommend_partitions, survey, request.horizon_s)
+            found = await search_to_end(lambda: recommend_partitions(survey, request.horizon_s))
         except ControllerError as error:
             raise FailedPrecondition(f"there is no partition plan: {error}") from error
         finally:

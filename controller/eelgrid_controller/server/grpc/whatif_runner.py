@@ -18,6 +18,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.server.grpc.searches import search_to_end
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event
 from eelgrid_controller.state.node_allocations import NodeRecord
@@ -137,7 +138,7 @@ class WhatIfRunner:
 
         async with self._admit_question():
             workload = await self._loop.read(lambda core: core.workload(workload_id))
-            text = await asyncio.to_thread(export, workload.spec)
+            text = await search_to_end(lambda: export(workload.spec))
         for start in range(0, len(text), _PART_LETTERS):
             yield ExportDecisionResponse(text=text[start : start + _PART_LETTERS])
 
