@@ -1,9 +1,13 @@
 """Partitions over the wire: stages that follow each other, agents that refuse and are asked again, plans that are stale."""
 
 import asyncio
+import logging
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from tests.builders.cluster import build_core
 from tests.builders.partition import apply_layout, build_mig_node, build_slice_points, build_sliced_service
 from tests.builders.server import run_controller
 from tests.waiting import wait_until
@@ -137,3 +141,32 @@ async def test_what_cannot_be_planned_is_reported_in_words(tmp_path):
         await rig.operators.submit_workload(build_sliced_service("large", 5000.0))
         with pytest.raises(FailedPrecondition, match="the pools lack"):
             await recommended(rig)
+
+
+async def test_the_stages_that_remain_follow_where_whoever_applies_them_goes_away(monkeypatch):
+    core, applied, may_commit = build_core(), [], asyncio.Event()
+
+    async def read(view):
+        return view(core)
+
+    async def apply(stage, call=None):
+        await may_commit.wait()
+        applied.append(stage)
+
+    service = planner_services.PartitionService(
+        loop=SimpleNamespace(read=read, apply_partitions=apply),
+        telemetry=None,
+        monotonic_s=time.monotonic,
+        log=logging.getLogger("partitions"),
+        call_of=lambda *_: None,
+    )
+    stages = [SimpleNamespace(turns=(), start_s=0.0, drains=(), number=number) for number in range(2)]
+    found = SimpleNamespace(recommendation=SimpleNamespace(recommendation_id="r"), stages=stages)
+    monkeypatch.setattr(planner_services, "recommend_partitions", lambda *_: found)
+    await service.recommend_partitions(RecommendPartitionsRequest(), None)
+    applying = asyncio.create_task(service.apply_partitions(ApplyPartitionsRequest(recommendation_id="r"), None))
+    await asyncio.sleep(0)
+    applying.cancel()
+    await asyncio.gather(applying, return_exceptions=True)
+    may_commit.set()
+    await wait_until(lambda: applied == stages)

@@ -37,6 +37,7 @@ from eelgrid_controller.partition.recommendation import (
     unfinished_gpus,
 )
 from eelgrid_controller.partition.survey import SurveyedGpu, apply_problem, partition_statuses
+from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.energy_monitors import SpendingMonitor
 from eelgrid_controller.server.grpc.authorization import DescribeCall
@@ -249,9 +250,8 @@ class PartitionService:
             )
         if found.stages:
             call = self._call_of("ApplyPartitions", request, context)
-            await self._loop.apply_partitions(found.stages[0], call=call)
-            self._left, self._word = len(found.stages) - 1, ""
-            self._course = asyncio.create_task(self._follow(found.stages))
+            # The other stages follow one that is on disk, whether anybody waits for the answer or not.
+            await asyncio.shield(self._begin_course(found.stages, call))
         self._kept.pop(request.recommendation_id, None)
         self._log.info("partitions=applied id=%s stages=%d", request.recommendation_id, len(found.stages))
         revision = await self._loop.read(lambda core: core.state.revision)
@@ -272,6 +272,11 @@ class PartitionService:
         )
 
     # The change under way
+
+    async def _begin_course(self, stages: Sequence[PartitionStage], call: AuditedCall) -> None:
+        await self._loop.apply_partitions(stages[0], call=call)
+        self._left, self._word = len(stages) - 1, ""
+        self._course = asyncio.create_task(self._follow(stages))
 
     async def _follow(self, stages: Sequence[PartitionStage]) -> None:
         """Applies each stage but the first when the one before stands."""
