@@ -68,6 +68,7 @@ from eelgrid_controller.objectives.power.control_events import (
     ServiceWindow,
     SetPowerLimit,
     SolveAllocation,
+    UncountedSet,
     WorkloadEnded,
 )
 from eelgrid_controller.objectives.power.estimates import LimitEstimate, LimitHistory
@@ -93,7 +94,7 @@ from eelgrid_controller.objectives.services.service_metrics import ScrapeTarget
 from eelgrid_controller.objectives.services.service_model import calibration_factor
 from eelgrid_controller.state.measurements import MeasuredStart, WorkInterval
 from eelgrid_controller.state.node_allocations import is_sliced
-from eelgrid_controller.state.policy import make_budget_key
+from eelgrid_controller.state.policy import BudgetHierarchy, make_budget_key
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.messages import (
     BudgetStatus,
@@ -344,6 +345,8 @@ class ObjectiveController:
                 return jobs.add_missed_window(at_s, name, reason)
             case BudgetsSet(_, budgets):
                 return jobs.set_budgets(self._now_s, budgets)
+            case UncountedSet(_, watts):
+                return jobs.set_uncounted(watts)
             case PricesSet(_, tariff):
                 return jobs.set_tariff(self._now_s, tariff)
             case LimitConfirmed() | LimitFailed():
@@ -456,9 +459,11 @@ class ControlCycle:
         jobs = {name: one for name, one in world.workloads.items() if one.spec.training is not None}
         earned = {job.name: job.earned_s or 0.0 for job in self.steering.controller_status().jobs}
         of_nodes = self._of_nodes(world)
-        said = self._observe_nodes(of_nodes)
-        said += self._observe_nodes(self._services.end_missing(services, world.at_s))
         ending = self._jobs.end_missing(jobs, world)
+        # First, so that nothing in this cycle raises a limit by watts that others may draw already.
+        said = self._observe_nodes([self._of_uncounted(world, world.risen)])
+        said += self._observe_nodes(of_nodes)
+        said += self._observe_nodes(self._services.end_missing(services, world.at_s))
         self._lessons.end_runs(
             (one.name for one in ending if isinstance(one, WorkloadEnded)), world.at_s, self.steering.measured_estimates
         )
@@ -477,7 +482,8 @@ class ControlCycle:
                 said += self._observe_nodes(events)
             except Exception as error:  # noqa: BLE001
                 faults.append((name, error))
-        said += self._observe_nodes([ControlTick(world.at_s)])
+        risen = world.risen if world.draws is None else ()
+        said += self._observe_nodes([self._of_uncounted(world, risen), ControlTick(world.at_s)])
         advice = frozenset(name for name, one in world.workloads.items() if not allows_enforcement(world, one))
         scales = [one for one in said if isinstance(one, ScaleService) and one.name in services]
         scales += self._elastic.plan_resizes(jobs, world)
@@ -599,6 +605,14 @@ class ControlCycle:
                 told.append((name, words))
                 made.append(JobPredicted(world.at_s, name, None))
         return made
+
+    def _of_uncounted(self, world: ClusterObservation, risen: Iterable[NodePowerDraw]) -> UncountedSet:
+        """What others draw more than at the last sum, and what jobs may draw that are not managed yet."""
+        places, watts = BudgetHierarchy(world.policy), dict[str, float]()
+        for node in (*risen, *self._jobs.unstarted_draws(world)):
+            for key in places.budgets_above(node.inventory):
+                watts[key] = watts.get(key, 0.0) + node.other_w
+        return UncountedSet(world.at_s, watts)
 
     def _of_policy(self, world: ClusterObservation, faults: list[tuple[str, Exception]]) -> list[ControlEvent]:
         """Budgets and prices where they are others than before."""

@@ -449,6 +449,7 @@ class ControlLoop:
             self._limited[workload_id] = None
 
     def _on_commit(self, committed: CommitResult) -> None:
+        self._sums.note_changes(committed.nodes)
         for event in committed.events:
             self._room.observe(event)
             if isinstance(event, WorkloadSubmitted | ArraySubmitted):
@@ -494,6 +495,7 @@ class ControlLoop:
                 looks[name] = node_readings(self._telemetry, seen[name].inventory, now_s=now_s, now_ns=now_ns)
             await asyncio.sleep(0)
         policy, outside = await self._loop.read(lambda core: core.state.policy), self._loop.outside
+        risen = await self._sums.risen_draws(self._unsteered, self._read_w)
         draws = await self._sums.node_draws_if_due(policy, self._unsteered, self._read_w)
         free = await self._sums.free_gpus_if_due(workloads.values())
         starts = await self._loop.read(lambda core: core.state.starts.select(workloads))
@@ -508,6 +510,7 @@ class ControlLoop:
             rounds=self._pages.collect_rounds(),
             progress=dict(self._progress),
             draws=draws,
+            risen=risen,
             free=free,
             divided=self._divisions.collect_answers(),
             advised=frozenset(outside.advised),

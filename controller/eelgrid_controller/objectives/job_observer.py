@@ -20,7 +20,7 @@ from eelgrid_controller.objectives.observation import (
     highest_limit_w,
 )
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
-from eelgrid_controller.objectives.power.budgets import Holding, nearest_budgets
+from eelgrid_controller.objectives.power.budgets import Holding, NodePowerDraw, nearest_budgets
 from eelgrid_controller.objectives.power.control_events import (
     ControlEvent,
     JobMeasured,
@@ -126,6 +126,21 @@ class JobObserver:
     def has_unstarted(self) -> bool:
         """Whether a job could be managed and is not yet."""
         return any(job.meter is None and not isinstance(job.stand, str) for job in self._jobs.values())
+
+    def unstarted_draws(self, world: ClusterObservation) -> list[NodePowerDraw]:
+        """The most that the GPUs of jobs may draw that could be managed and are not yet."""
+        found: list[NodePowerDraw] = []
+        for name, job in self._jobs.items():
+            if job.meter is not None or isinstance(job.stand, str):
+                continue
+            workload = world.workloads[name]
+            for holding in job.stand.holdings:
+                draw_w = highest_limit_w(world, holding.node, job.stand.uuids[holding.node])
+                draw_w = holding.restored_w if draw_w is None else draw_w * holding.gpus
+                limit_w = (workload.power_limit_w or 0.0) * holding.gpus
+                draw_w = limit_w if awaits_limit(workload) else max(draw_w or 0.0, limit_w)
+                found.append(NodePowerDraw(world.nodes[holding.node].inventory, draw_w))
+        return found
 
     def collect_progress(self) -> dict[str, ProgressReading]:
         """How far jobs with an elastic deadline are, since the last time."""

@@ -232,6 +232,7 @@ class ClusterObservation:
     rounds: Mapping[str, ScrapeRound] = field(default_factory=dict)  # new pages, by workload
     progress: Mapping[str, ProgressReading] = field(default_factory=dict)  # as jobs told it themselves, newest
     draws: tuple[NodePowerDraw, ...] | None = None  # of all nodes, where they were summed in this cycle
+    risen: tuple[NodePowerDraw, ...] = ()  # by how much more than when they were summed before
     divided: tuple[
         tuple[int, BudgetAllocation | None], ...
     ] = ()  # divisions that were worked out since, by their numbers
@@ -500,6 +501,8 @@ class ClusterSums:
     ) -> None:
         self._loop, self._catalogue, self._every_s, self._monotonic_s = loop, catalogue, every_s, monotonic_s
         self._policy_seen = -1
+        self._summed_w: dict[str, float] = {}  # of unmanaged GPUs, by node
+        self._changed: set[str] = set()  # nodes, since they were summed
         self._drawn_s = self._freed_s = float("-inf")
 
     async def node_draws_if_due(
@@ -510,10 +513,26 @@ class ClusterSums:
         if policy.revision == self._policy_seen and (not policy.budgets or now_s - self._drawn_s < self._every_s):
             return None
         self._policy_seen, self._drawn_s = policy.revision, now_s
-        return await self.node_draws(unsteered, still_w) if policy.budgets else ()
+        self._changed.clear()
+        draws = await self.node_draws(unsteered, still_w) if policy.budgets else ()
+        self._summed_w = {one.inventory.node_name: one.other_w for one in draws}
+        return draws
 
-    async def node_draws(self, unsteered: Container[str], still_w: Mapping[str, float]) -> tuple[NodePowerDraw, ...]:
-        """The same of every node, now.
+    def note_changes(self, nodes: Iterable[str]) -> None:
+        """Nodes on which something has changed."""
+        if self._summed_w:
+            self._changed.update(nodes)
+
+    async def risen_draws(self, unsteered: Container[str], still_w: Mapping[str, float]) -> tuple[NodePowerDraw, ...]:
+        """By how much the unmanaged GPUs of nodes may draw more than when they were summed; of those that do."""
+        draws = await self.node_draws(unsteered, still_w, sorted(self._changed))
+        risen = (one._replace(other_w=one.other_w - self._summed_w.get(one.inventory.node_name, 0.0)) for one in draws)
+        return tuple(one for one in risen if one.other_w > 0.0)
+
+    async def node_draws(
+        self, unsteered: Container[str], still_w: Mapping[str, float], nodes: Sequence[str] | None = None
+    ) -> tuple[NodePowerDraw, ...]:
+        """The same of these nodes, or of every node, now.
 
         `still_w` are limits above the journal's, by workload. One that was not read (infinite) counts on nodes that are lost,
         whose agents may have restored the default when they stopped, and not in the first seconds of a controller.
@@ -528,7 +547,9 @@ class ClusterSums:
             ]
 
         made: list[NodePowerDraw] = []
-        for names in iter_batches(await self._loop.read(lambda core: list(core.state.nodes))):
+        if nodes is None:
+            nodes = await self._loop.read(lambda core: list(core.state.nodes))
+        for names in iter_batches(nodes):
             made += await self._loop.read(lambda core, names=names: sum_draws(core, names))  # type: ignore[misc]
             await asyncio.sleep(0)
         return tuple(made)

@@ -166,6 +166,13 @@ class BudgetsSet(NamedTuple):
     budgets: BudgetTree
 
 
+class UncountedSet(NamedTuple):
+    """What work below each budget may draw that is in no claim yet and not in what others draw, in watts by budget."""
+
+    at_s: float
+    watts: Mapping[str, float]
+
+
 class PricesSet(NamedTuple):
     """The prices from now on; None for the same price at all times."""
 
@@ -238,6 +245,7 @@ ControlEvent = (
     | JobMissed
     | WorkloadEnded
     | BudgetsSet
+    | UncountedSet
     | PricesSet
     | LimitEvent
     | AllocationSolved

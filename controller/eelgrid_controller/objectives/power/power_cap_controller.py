@@ -114,6 +114,7 @@ class LimitRollout:
         self._numbers = 0
         self._room = budgets.available_w()
         self._claims = [0.0] * len(budgets)
+        self._uncounted: Mapping[str, float] = {}  # watts by budget
         # Raises that wait, in order and by holding, by the budget that lacks room.
         self._lines: dict[int, dict[str, _HoldingState]] = {}
         for holding in holdings:
@@ -154,6 +155,13 @@ class LimitRollout:
             self._add(held, held.claim_w)
         return [command for held in self._held.values() for command in self._try_command(held)]
 
+    def set_uncounted(self, watts: Mapping[str, float]) -> list[SetPowerLimit]:
+        """Watts by budget that are in no claim yet, and that no raise may use; those that wait for fewer may go."""
+        before, self._uncounted = self._uncounted, watts
+        return self._release_waiting(
+            at for at, one in enumerate(self._budgets.all) if watts.get(one.name, 0.0) < before.get(one.name, 0.0)
+        )
+
     def offer_settings(self, settings: Mapping[str, LimitSetting]) -> list[SetPowerLimit] | None:
         """Settings of one gang, taken together; None, nothing changed, where a raise among them cannot go now.
 
@@ -170,7 +178,7 @@ class LimitRollout:
             busy = held.lost or any(self._held[one].asked is not None for one in settings)
             if busy and is_higher_limit(setting.limit_w, least_w):
                 return None
-        if any(self._claims[place] + rise > self._room[place] + ROUNDING_W for place, rise in more.items()):
+        if any(self._lacks(place, rise) for place, rise in more.items()):
             return None
         for name, setting in settings.items():
             self._set_desired(self._held[name], setting)
@@ -337,7 +345,12 @@ class LimitRollout:
         if held.wanted.charge_w <= held.now.charge_w:
             return None
         more = held.wanted.charge_w - held.claim_w
-        return next((at for at in held.places if self._claims[at] + more > self._room[at] + ROUNDING_W), None)
+        return next((at for at in held.places if self._lacks(at, more)), None)
+
+    def _lacks(self, place: int, more_w: float) -> bool:
+        """Whether a budget has no room for so many more watts."""
+        uncounted_w = self._uncounted.get(self._budgets.all[place].name, 0.0)
+        return self._claims[place] + uncounted_w + more_w > self._room[place] + ROUNDING_W
 
     def _release_waiting(self, places: Iterable[int]) -> list[SetPowerLimit]:
         """Raises that waited at these budgets and fit now; a few of a long line, all where nothing else is under way."""
@@ -564,6 +577,10 @@ class PowerCapController:
         self.shortfalls = {}
         self._stale = self._urgent = True
         return made + self._retry_waiting(at_s)
+
+    def set_uncounted(self, watts: Mapping[str, float]) -> list[SetPowerLimit]:
+        """Watts below budgets that are in no claim yet."""
+        return self._sent(self.changes.set_uncounted(watts))
 
     def set_tariff(self, at_s: float, tariff: EnergyTariff | None) -> list[SetPowerLimit]:
         """Other prices."""
