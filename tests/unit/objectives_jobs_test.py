@@ -223,6 +223,25 @@ async def test_a_restart_begins_with_what_is_set_and_what_was_done():
         assert standing(mute).limit_w == held_w
 
 
+@pytest.mark.parametrize(("read_w", "planned_w"), [(400.0, 200.0), (200.0, 400.0)])
+async def test_a_restart_before_a_limit_came_into_force_knows_that_it_will(read_w, planned_w):
+    journal = MemoryJournal()
+    budget = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=2400.0)
+    async with run_objectives(journal) as world:
+        await ready(world, build_training_job("j", gpus=4), budgets=(budget,))
+        await world.loop.set_limit("j", planned_w)
+    async with run_objectives(journal, start_s=world.now_s + 60.0) as again:
+        again.now_s += 5.0
+        again.samples("n1", power_w=1000.0, limits=read_w, answer=False)
+        await again.cycle(0.0)
+        (found,) = again.control_loop.objectives_status.steering.budgets
+        assert found.claim_w == 4 * 400.0
+        training = Training(again)
+        await training.run(3)
+        # What it is thought to have is what its GPUs have.
+        assert training.limits_w() == [standing(again).limit_w] * 4 == [standing(again).target_w] * 4
+
+
 async def test_a_job_that_moves_begins_again_and_one_that_ends_is_forgotten():
     async with run_objectives() as world:
         await ready(world, build_training_job("j"))

@@ -319,6 +319,7 @@ class JobObserver:
             stand.holdings,
             relatives=self._related_curves(stand.gpu_model, world),
             held_w=tuple(limits_w.get(holding.node, default_w) for holding in stand.holdings),
+            planned_w=workload.power_limit_w if job.is_enforced else None,
             shown=limit_history(
                 workload,
                 stand.gpu_model,

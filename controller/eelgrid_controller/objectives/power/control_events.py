@@ -112,6 +112,7 @@ class JobStarted:
     """A training job whose power limit is to be found; also one that has long been running.
 
     `held_w` is what was read back of each GPU, in the order of the holdings; empty for the largest of `limits_w`.
+    `planned_w` is what the plans of its nodes set, where they set a limit: it may come into force at any moment.
     """
 
     at_s: float
@@ -122,6 +123,7 @@ class JobStarted:
     relatives: tuple[PowerCurve, ...] = ()
     weight: float = 1.0
     held_w: tuple[float, ...] = ()
+    planned_w: float | None = None
     past: JobPast = field(default_factory=JobPast)
     shown: LimitHistory = field(
         default_factory=LimitHistory

@@ -120,8 +120,11 @@ class LimitRollout:
         for holding in holdings:
             self.add_holding(holding, now.get(holding.name))
 
-    def add_holding(self, holding: Holding, now: LimitSetting | None) -> None:
-        """One more holding as it was read back; its claim counts from now on. Raises InvalidBudget as above."""
+    def add_holding(self, holding: Holding, now: LimitSetting | None, planned_w: float | None = None) -> None:
+        """One more holding as it was read back; its claim counts from now on. Raises InvalidBudget as above.
+
+        A planned limit that was not read back is as one that was commanded without an answer.
+        """
         if holding.name in self._held or now is None or holding.gpus < 1:
             raise InvalidBudget(
                 "holding",
@@ -129,6 +132,8 @@ class LimitRollout:
                 "name each once, with its GPUs and its present setting",
             )
         held = _HoldingState(holding, self._budgets.chain_indices(holding.budgets), now, now)
+        if planned_w is not None and not is_same_limit(planned_w, now.limit_w):
+            held.unread_w = holding.gpus * planned_w
         self._held[holding.name] = held
         self._add(held, held.claim_w)
 
@@ -460,7 +465,8 @@ class PowerCapController:
         made = [] if known is None else self.end_job(event.name)
         assert not isinstance(made, str), "it was known"
         for holding, limit_w in zip(event.holdings, held_w, strict=True):
-            self.changes.add_holding(self._known_budgets(holding), LimitSetting(limit_w, holding.gpus * limit_w))
+            setting = LimitSetting(limit_w, holding.gpus * limit_w)
+            self.changes.add_holding(self._known_budgets(holding), setting, event.planned_w)
             self._owner[holding.name] = event.name
         self.jobs[event.name] = job
         if len(self.budgets):
