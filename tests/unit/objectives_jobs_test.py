@@ -301,12 +301,13 @@ async def test_a_job_waits_for_the_watts_that_another_frees_and_begins_when_its_
         await world.loop.submit(build_training_job("c", gpus=2))
         assert world.workload("c").reason == "budget: waits for watts of the cluster"
         training = Training(world, "a")
-        for _ in range(200):
+        for _ in range(300):
             before_w = sum(training.limits_w())
             await training.run(1)
             if world.workload("c").placements:
                 break
         assert before_w + 2 * 400.0 <= 1500.0
+        assert sum(training.limits_w()) + 2 * 400.0 <= 1500.0
         assert world.workload("c").placements
 
 

@@ -12,10 +12,10 @@ def cluster_budget(limit_w):
 
 
 def drawn_w(world):
-    """What all GPUs may draw: held ones by the plans, others 40 W."""
+    """What all GPUs may draw: held ones by the plans, others 30 W."""
     nodes = world.loop.core.state.nodes
     return sum(
-        world.limit_w(name, gpu.uuid) if gpu.uuid in record.gpu_milli else 40.0
+        world.limit_w(name, gpu.uuid) if gpu.uuid in record.gpu_milli else 30.0
         for name, record in nodes.items()
         for gpu in record.inventory.gpus
     )
@@ -62,3 +62,20 @@ async def test_nothing_is_raised_by_watts_of_work_that_has_started_since_others_
             assert drawn_w(world) <= 2500.0
         # Once they are summed, the rest is its.
         assert world.workload("a").power_limit_w > before_w
+
+
+async def test_watts_that_are_read_as_free_are_used_once():
+    """By the limit that waited for them, and not by work as well that the same reading lets start."""
+    names = ("n1", "n2", "n3", "n4")
+    async with run_objectives() as world:
+        await world.join(*map(build_powered_node, names))
+        await world.enforce("p")
+        await world.loop.submit(build_training_job("a", gpus=4, energy_weight=0.01))
+        await world.loop.submit(build_training_job("b", gpus=4, energy_weight=0.9))
+        await world.loop.set_limit("a", 100.0)
+        await world.enforce("p", budgets=(cluster_budget(2200.0),))
+        await world.loop.submit(build_request("c", gpus=2))
+        assert world.workload("c").reason == "budget: waits for watts of the cluster"
+        for _ in range(8):
+            await cycle(world, *names)
+            assert drawn_w(world) <= 2200.0

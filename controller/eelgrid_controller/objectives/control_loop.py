@@ -46,6 +46,7 @@ from eelgrid_controller.objectives.power.control_events import (
     ScaleService,
     SolveAllocation,
 )
+from eelgrid_controller.objectives.power.power_model import is_higher_limit
 from eelgrid_controller.objectives.predicted_plans import PredictedPlans
 from eelgrid_controller.objectives.service_observer import RoomTimes
 from eelgrid_controller.objectives.services.service_metrics import ScrapeRound, ScrapeTarget
@@ -432,8 +433,12 @@ class ControlLoop:
                 [one._replace(begin_s=one.begin_s - ahead_s, end_s=one.end_s - ahead_s) for one in turn.worked]
             )
             self._log_changes(turn)
+            raises = [one for one in turn.limits if _is_raise(one, world.workloads)]
+            # First: what is reported next, or scaled, may start work on the watts that they use.
+            for limit in raises:
+                await self._limit(limit)
             await self._report_limits(world)
-            await self._carry_out(turn)
+            await self._carry_out(turn._replace(limits=tuple(one for one in turn.limits if one not in raises)))
         except Exception:  # noqa: BLE001  # the next cycle tries again
             self.failures += 1
             self._log.exception("objectives=failed cycle=%d", self.cycles)
@@ -594,7 +599,7 @@ class ControlLoop:
         await self._record(turn.points, turn.starts)
 
     async def _report_limits(self, world: ClusterObservation) -> None:
-        """Before the commands: what this turn lowers, the core counts as it was until the next."""
+        """Before limits are lowered: what this turn lowers, the core counts as it was until the next."""
         if world.policy.budgets or self._read_w:
             jobs = self._standing.steering.jobs
             self._read_w = read_back_limits(world, jobs) if world.policy.budgets else {}
@@ -665,6 +670,13 @@ class ControlLoop:
         self.counts.refused[command, refusal_rule(error)] += 1
         is_refusal = isinstance(error, Fault | ContractError)
         self._log.warning(words, name, value, error, exc_info=None if is_refusal else error)
+
+
+def _is_raise(limit: LimitChange, workloads: Mapping[str, Workload]) -> bool:
+    """Whether a limit is above the journal's."""
+    workload = workloads.get(limit.name)
+    limit_w = None if workload is None else workload.power_limit_w
+    return limit_w is not None and is_higher_limit(limit.limit_w, limit_w)
 
 
 def _gather_workloads(
