@@ -242,6 +242,20 @@ async def test_a_restart_before_a_limit_came_into_force_knows_that_it_will(read_
         assert training.limits_w() == [standing(again).limit_w] * 4 == [standing(again).target_w] * 4
 
 
+async def test_a_job_on_gpus_that_still_have_the_limit_of_another_counts_with_the_default_that_is_restored():
+    budget = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=2400.0)
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j", gpus=4), budgets=(budget,))
+        world.now_s += 5.0
+        world.samples("n1", power_w=1000.0, limits=200.0, answer=False)
+        await world.cycle(0.0)
+        (found,) = world.control_loop.objectives_status.steering.budgets
+        assert found.claim_w == 4 * 400.0
+        training = Training(world)
+        await training.run(3)
+        assert training.limits_w() == [standing(world).limit_w] * 4 == [standing(world).target_w] * 4
+
+
 async def test_a_job_that_moves_begins_again_and_one_that_ends_is_forgotten():
     async with run_objectives() as world:
         await ready(world, build_training_job("j"))

@@ -134,11 +134,12 @@ class JobObserver:
             if job.meter is not None or isinstance(job.stand, str):
                 continue
             workload = world.workloads[name]
+            planned_w = job.stand.limits_w[0] if workload.power_limit_w is None else workload.power_limit_w
             for holding in job.stand.holdings:
-                draw_w = highest_limit_w(world, holding.node, job.stand.uuids[holding.node])
-                draw_w = holding.restored_w if draw_w is None else draw_w * holding.gpus
-                limit_w = (workload.power_limit_w or 0.0) * holding.gpus
-                draw_w = limit_w if awaits_limit(workload) else max(draw_w or 0.0, limit_w)
+                read_w = highest_limit_w(world, holding.node, job.stand.uuids[holding.node])
+                draw_w = (holding.restored_w or 0.0) if read_w is None else read_w * holding.gpus
+                limit_w = planned_w * holding.gpus
+                draw_w = limit_w if awaits_limit(workload) else max(draw_w, limit_w)
                 found.append(NodePowerDraw(world.nodes[holding.node].inventory, draw_w))
         return found
 
@@ -319,7 +320,7 @@ class JobObserver:
             stand.holdings,
             relatives=self._related_curves(stand.gpu_model, world),
             held_w=tuple(limits_w.get(holding.node, default_w) for holding in stand.holdings),
-            planned_w=workload.power_limit_w if job.is_enforced else None,
+            planned_w=default_w if job.is_enforced else None,
             shown=limit_history(
                 workload,
                 stand.gpu_model,

@@ -112,7 +112,7 @@ class JobStarted:
     """A training job whose power limit is to be found; also one that has long been running.
 
     `held_w` is what was read back of each GPU, in the order of the holdings; empty for the largest of `limits_w`.
-    `planned_w` is what the plans of its nodes set, where they set a limit: it may come into force at any moment.
+    `planned_w` is what its nodes' plans set, or the default that agents restore: it may come into force at any moment.
     """
 
     at_s: float
