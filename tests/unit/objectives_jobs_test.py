@@ -337,6 +337,19 @@ async def test_all_that_was_measured_in_a_cycle_is_recorded_however_much_it_is(m
         assert world.control_loop.counts.done["record"] == 3
 
 
+async def test_a_job_that_tells_impossible_progress_keeps_nothing_of_others_from_being_recorded():
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j", profile="own", slowdown_most=0.1), nodes=("n1", "n2"))
+        await world.loop.submit(build_training_job("k", profile="other", slowdown_most=0.1))
+        training, absurd = Training(world), Training(world, "k", told=False)
+        for _ in range(400):
+            absurd.work += 1e15 * training.speed()
+            world.control_loop.progress("k", absurd.work, int((world.now_s + 5.0) * 1e9))
+            await training.run(1, nodes=("n1", "n2"))
+        assert world.loop.core.state.points.get("own")
+        assert not world.loop.core.state.points.get("other")
+
+
 async def test_a_job_that_starts_at_a_limit_counts_with_it_before_its_gpus_have_it():
     """Its GPUs still have 400 W while no process runs there; 800 W leave 200 W for each of four."""
     node = replace(build_powered_node("n1"), runs_processes=True, sets_limits=True, limits_before_starts=True)

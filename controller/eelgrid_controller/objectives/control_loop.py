@@ -87,6 +87,7 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadPhase,
 )
+from eelgrid_protos.schema import is_valid_message
 
 
 class AllocationWorker:
@@ -606,7 +607,11 @@ class ControlLoop:
             await self._loop.report_limits(self._read_w)
 
     async def _record(self, points: Sequence[MeasuredPoint], starts: Sequence[MeasuredStart] = ()) -> None:
-        most = POINTS_A_CALL_MOST
+        most, told = POINTS_A_CALL_MOST, len(points)
+        # What a job tells of itself may be any number; it keeps nothing of others from being recorded.
+        points = [point for point in points if is_valid_message(point)]
+        if len(points) < told:
+            self._log.warning("points=%d recorded=0 reason=impossible", told - len(points))
         for first in range(0, len(points), most):
             # What was not learned is learned again.
             await self._record_some(points[first : first + most], ())
