@@ -79,3 +79,13 @@ async def test_watts_that_are_read_as_free_are_used_once():
         for _ in range(8):
             await cycle(world, *names)
             assert drawn_w(world) <= 2200.0
+
+
+async def test_what_starts_on_nodes_that_joined_after_the_budgets_were_set_is_counted_at_once():
+    async with run_objectives() as world:
+        await world.enforce("p", budgets=(cluster_budget(2500.0),))
+        await world.cycle()
+        await world.join(build_powered_node("n1"))
+        await world.loop.submit(build_request("a", gpus=4))
+        risen = await world.control_loop._sums.risen_draws({}, {})
+        assert [one.other_w for one in risen] == [1600.0]

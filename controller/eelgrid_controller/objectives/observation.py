@@ -501,7 +501,7 @@ class ClusterSums:
     ) -> None:
         self._loop, self._catalogue, self._every_s, self._monotonic_s = loop, catalogue, every_s, monotonic_s
         self._policy_seen = -1
-        self._summed_w: dict[str, float] = {}  # of unmanaged GPUs, by node
+        self._summed_w: dict[str, float] | None = None  # of unmanaged GPUs, by node; None without budgets
         self._changed: set[str] = set()  # nodes, since they were summed
         self._drawn_s = self._freed_s = float("-inf")
 
@@ -515,18 +515,19 @@ class ClusterSums:
         self._policy_seen, self._drawn_s = policy.revision, now_s
         self._changed.clear()
         draws = await self.node_draws(unsteered, still_w) if policy.budgets else ()
-        self._summed_w = {one.inventory.node_name: one.other_w for one in draws}
+        self._summed_w = {one.inventory.node_name: one.other_w for one in draws} if policy.budgets else None
         return draws
 
     def note_changes(self, nodes: Iterable[str]) -> None:
         """Nodes on which something has changed."""
-        if self._summed_w:
+        if self._summed_w is not None:
             self._changed.update(nodes)
 
     async def risen_draws(self, unsteered: Container[str], still_w: Mapping[str, float]) -> tuple[NodePowerDraw, ...]:
         """By how much the unmanaged GPUs of nodes may draw more than when they were summed; of those that do."""
         draws = await self.node_draws(unsteered, still_w, sorted(self._changed))
-        risen = (one._replace(other_w=one.other_w - self._summed_w.get(one.inventory.node_name, 0.0)) for one in draws)
+        before_w = self._summed_w or {}
+        risen = (one._replace(other_w=one.other_w - before_w.get(one.inventory.node_name, 0.0)) for one in draws)
         return tuple(one for one in risen if one.other_w > 0.0)
 
     async def node_draws(
