@@ -80,7 +80,7 @@ def test_the_prolog_hands_over_what_slurm_says_and_the_epilog_takes_it_back(fold
 def fake_scontrol(folder, text):
     """A folder for the PATH with a scontrol that says this."""
     (folder / "bin").mkdir()
-    write(folder / "bin", "scontrol", f"#!/bin/sh\necho '{text}'\n", mode=0o755)
+    write(folder / "bin", "scontrol", f"#!/bin/sh\nprintf '%s\\n' '{text}'\n", mode=0o755)
     return f"{folder / 'bin'}:{os.environ['PATH']}"
 
 
@@ -93,6 +93,23 @@ def test_a_task_of_an_array_is_handed_over_by_the_name_that_the_plan_has_for_it(
     (job,) = HandoverFolder(folder).read_jobs()
     assert (job.task, job.workload_id, job.gpu_freq) == ("9_3", "slurm-9_3", "high")
     assert map_job_holds([job], GPUS)["GPU-a"].workload == "slurm-9_3"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "a\nb TresFreq=gpu:high\nc TresFreq=gpu:devices=0,1,2,3\nd TresFreq=gpu:power_limit_w=100",
+        r"a TresFreq=gpu:high\ndevices=0,1,2,3\npower_limit_w=100",  # some shells' echo makes lines of these
+        "a\nJobId=12 ArrayJobId=77 ArrayTaskId=3 JobName=b",
+    ],
+)
+def test_a_user_s_words_name_no_devices_limit_or_task_of_others(folder, tmp_path_factory, words):
+    """Slurm takes any name and comment, and shows them as they are."""
+    said = f"JobId=12 JobName=x{words} UserId=a(1) Comment=y{words}"
+    path = fake_scontrol(tmp_path_factory.mktemp("commands"), said)
+    assert script("prolog", folder, SLURM_JOB_GPUS="0", PATH=path) == 0
+    (job,) = HandoverFolder(folder).read_jobs()
+    assert (job.devices, job.power_limit_w, job.task) == (("0",), None, "")
 
 
 @pytest.mark.parametrize(("planned", "waits"), [("plan-12", True), ("plan-13", False)])
