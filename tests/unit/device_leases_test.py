@@ -315,6 +315,8 @@ def test_a_table_that_is_begun_anew_takes_slurms_jobs_from_its_prologs_files(tmp
         ("slurm_load_jobs error: Invalid job id specified", 1, OwnerState.GONE),
         ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", 1, OwnerState.UNKNOWN),
         ("JobId=12 JobState=DREAMING", 0, OwnerState.UNKNOWN),
+        # Of the user's own words in its name and comment.
+        ("JobId=12 JobName=x JobState=COMPLETED JobState=RUNNING Comment=JobState=FAILED", 0, OwnerState.HOLDS),
         ("", 0, OwnerState.UNKNOWN),
     ],
 )
@@ -372,6 +374,16 @@ def test_a_job_that_slurmd_started_without_a_prolog_gets_the_lease_of_what_slurm
     asyncio.run(owners.adopt_jobs(leases, node, GPUS))
     # Who has a lease is not asked about again.
     assert ((tmp_path / "asked").read_text() == asked) is (gpu is not None)
+
+
+@pytest.mark.parametrize("words", ["JobId=30 {} JobState=", "JobId=30 JobState=RUNNING Comment={} JobState="])
+def test_a_job_whose_name_or_comment_lists_gpus_gets_no_lease_of_these(tmp_path, words):
+    write_job(tmp_path / "proc", 77, "SLURM_JOB_ID=30", "SLURM_JOB_GPUS=0")
+    claimed = "Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:2(IDX:0-1)"
+    leases = open_leases()
+    owners = open_slurm(tmp_path, SHOWN.replace("JobId=30 JobState=", words.format(claimed)))
+    asyncio.run(owners.adopt_jobs(leases, "n0", GPUS))
+    assert held(leases) == [("GPU-0", "slurm", "30")]
 
 
 def test_what_another_engine_has_stays_with_it_and_is_named_as_used_by_two(tmp_path):

@@ -12,7 +12,9 @@ if its owner is provably gone, and kept, and named with the reason, if that cann
 
 slurmd starts some jobs without a prolog (one that was sent back and is told to start at once), and these ask for nothing. So
 processes that say they belong to a job with GPUs make the agent ask slurmctld what that job has on this node, and that is leased
-to it. What the processes say is a hint only, since an environment is its user's.
+to it. What the processes say is a hint only, since an environment is its user's. So are parts of what slurmctld shows: a job's
+name and comment may hold what looks like other fields. A job has ended only if all that looks like its state says so, and it has
+only what all that looks like its GPUs names.
 
 A look at an owner takes time; a lease that its owner took again meanwhile has another serial number and stays. So an owner
 that is gone has no lease two rounds later, and no other way leads to losing one.
@@ -119,14 +121,15 @@ class SlurmOwners:
         if not _JOB.fullmatch(job):
             return OwnerAnswer(OwnerState.UNKNOWN, "the owner is no number of a job; release the lease by hand")
         code, text = await self._run("-o", "show", "job", job)
-        state = _STATE.search(text)
-        if code is None or (state is None and _UNKNOWN_JOB not in text):
+        states = set(_STATE.findall(text))
+        if code is None or (not states and _UNKNOWN_JOB not in text):
             told = " ".join(text.split())[:120] or "no answer"
             return OwnerAnswer(OwnerState.UNKNOWN, f"slurmctld did not say how job {job} is ({told})")
-        if state is not None and state[1] in _HOLDING:
+        if states & _HOLDING:
             return OwnerAnswer(OwnerState.HOLDS)
-        if state is not None and state[1] not in _ENDED:
-            return OwnerAnswer(OwnerState.UNKNOWN, f"Slurm says that job {job} is {state[1]}, which is not known here")
+        if unknown := states - _ENDED:
+            named = ", ".join(sorted(unknown))[:120]
+            return OwnerAnswer(OwnerState.UNKNOWN, f"Slurm says that job {job} is {named}, which is not known here")
         pid = await asyncio.to_thread(find_job_process, job, self._proc)
         if pid:
             return OwnerAnswer(OwnerState.UNKNOWN, f"job {job} has ended in Slurm, and process {pid} of it is here")
@@ -158,16 +161,17 @@ class SlurmOwners:
     async def _list_gpus(self, job: str, node: str) -> list[str]:
         """Returns the GPUs of a running job on this node, by index or UUID, as slurmctld knows them."""
         code, text = await self._run("-d", "-o", "show", "job", job)
-        state = _STATE.search(text)
+        states = set(_STATE.findall(text))
         # In COMPLETING the epilog may have given them back already.
-        if code != 0 or state is None or state[1] not in _HOLDING - {"COMPLETING"}:
+        if code != 0 or not states or not states <= _HOLDING - {"COMPLETING"}:
             return []
+        found = [
+            {index for one in _GPU_INDEXES.findall(gres) for index in read_indexes(one)}
+            for expression, gres in _NODE_GRES.findall(text)
+            if node in await self._expand(expression)
+        ]
         names = read_device_names(self._uuids)
-        for expression, gres in _NODE_GRES.findall(text):
-            if node in await self._expand(expression):
-                indexes = [index for one in _GPU_INDEXES.findall(gres) for index in read_indexes(one)]
-                return [names.get(index, str(index)) for index in indexes]
-        return []
+        return [names.get(index, str(index)) for index in sorted(set.intersection(*found))] if found else []
 
     async def _expand(self, expression: str) -> list[str]:
         if "[" not in expression and "," not in expression:
