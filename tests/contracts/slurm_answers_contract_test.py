@@ -146,6 +146,8 @@ def test_the_indexes_of_gpus_are_read_where_they_are_said():
     assert parse_gres_indexes("gpu:a100:3(IDX:0-1,7)") == (0, 1, 7)
     assert parse_gres_indexes("gpu:a100:0(IDX:N/A)") == ()
     assert parse_gres_indexes("gpu:a100:2") == ()
+    assert parse_gres_indexes("gpu:1g.10gb:2(IDX:0-1),gpu:3g.40gb:1(IDX:4)") == (0, 1, 4)
+    assert parse_gres_indexes("nic:1(IDX:7),gpu:2(IDX:2,3),shard:4(IDX:5)") == (2, 3)
 
 
 def test_one_job_that_cannot_be_read_is_left_out_and_named():

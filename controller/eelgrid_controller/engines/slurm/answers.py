@@ -33,7 +33,7 @@ _GRES = re.compile(
 # What is asked of steps; a list of nodes that fills its column may be cut.
 _STEP_NODES_WIDTH = 4000
 STEP_COLUMNS = f"StepID:64|,Nodes:{_STEP_NODES_WIDTH}|"
-_INDEXES = re.compile(r"\(IDX:([0-9,-]*)\)")
+_INDEXES = re.compile(r"(?:^|,)gpu(?::[^:(),]+)?:[0-9]+\(IDX:([0-9][0-9,-]*)\)")
 
 _Read = TypeVar("_Read")
 
@@ -289,9 +289,8 @@ def parse_gres(text: str) -> tuple[GresCount, ...]:
 
 
 def parse_gres_indexes(text: str) -> tuple[int, ...]:
-    """Parses the indexes of the GPUs in gpu:a100:2(IDX:0-1); none where none are said."""
-    matched = _INDEXES.search(text)
-    return tuple(int(one) for one in expand_ranges(matched[1])) if matched and matched[1] else ()
+    """Parses the indexes of the GPUs in nic:1(IDX:4),gpu:a100:2(IDX:0-1), of all types; none where none are said."""
+    return tuple(int(one) for found in _INDEXES.findall(text) for one in expand_ranges(found))
 
 
 # Elements
