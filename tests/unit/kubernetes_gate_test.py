@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from tests.gate_rig import Api, Side, check, settle
 
-from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_MODEL_DATA
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_MODEL_DATA, ANNOTATION_PLAN
 from eelgrid_controller.engines.kubernetes.pods import gate_events as told
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import PodPlan, format_plan
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import status_event
 from eelgrid_protos.messages import Queue, QueueQuota, WorkloadPhase
 
@@ -65,6 +66,41 @@ def test_a_workload_that_is_let_go_says_how_its_pods_have_ended(api, phase, said
     settle(api, [side], at_s, rounds=3)
     (workload,) = side.core.state.workloads.values()
     assert (workload.phase, workload.reason) == (WorkloadPhase.CANCELLED, said)
+
+
+def put_planned(api, workload, *, namespace="other"):
+    """A pod that runs, with a plan that its own people have written."""
+    plan = PodPlan(1, workload, 0, "a", (0,), uid="u0")
+    metadata = {"name": "p0", "namespace": namespace, "uid": "u0", "annotations": {ANNOTATION_PLAN: format_plan(plan)}}
+    asked = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"}
+    spec = {"nodeName": "a", "containers": [{"name": "main", "resources": {"requests": asked}}]}
+    api.put("pod", {"metadata": metadata, "spec": spec, "status": {"phase": "Running"}})
+
+
+def test_a_plan_that_names_the_gang_of_another_namespace_makes_no_member_of_it(api):
+    side = leader(api)
+    put_planned(api, "gang-x/train")
+    for _ in range(3):
+        api.pod(group="train", size=4)
+    at_s = settle(api, [side], 0.0, rounds=3)
+    assert len(gated(api)) == 3, "one is missing"
+    api.pod(group="train", size=4)
+    settle(api, [side], at_s, rounds=3)
+    assert not gated(api)
+    check(api)
+
+
+@pytest.mark.parametrize(
+    "workload", ["slurm-7", "w-1", "pod-u0//²", "pod-u0//" + "9" * 5000, "gang-\ud800", "gang-other/a b"]
+)
+def test_a_plan_that_names_what_is_no_unit_stops_nobody_and_takes_no_name_of_other_engines(api, workload):
+    side = leader(api)
+    put_planned(api, workload)
+    api.pod()
+    settle(api, [side], 0.0, rounds=5)
+    assert list(api.bound) == ["u1"]
+    assert list(side.core.state.workloads) == ["pod-u1"]
+    assert side.core.state.nodes["a"].others.gpu_count == 1, "the pod runs all the same"
 
 
 def test_nothing_is_asked_or_written_while_another_leads(api):

@@ -14,6 +14,8 @@ from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
     plan_for_pod,
     ungating_patch,
 )
+from eelgrid_protos.messages import ResourceRequest, SubmitWorkloadRequest, WorkloadSpec
+from eelgrid_protos.schema import check_message
 
 PIN = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
 ZONE = {"key": "zone", "operator": "In", "values": ["a"]}
@@ -60,7 +62,10 @@ def test_a_pin_is_read_back_where_every_term_has_it():
     assert pinned_node(pod([{"matchFields": [PIN]}, {"matchExpressions": [ZONE]}])) == ""
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"epoch":"x"}', "[" * 9000, "x" * 20_000])
+ENDLESS = '{"epoch":1e999,"workload":"pod-1","replica":0,"node":"n1"}'
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"epoch":"x"}', "[" * 9000, "x" * 20_000, ENDLESS])
 def test_what_is_no_plan_is_none(text):
     assert parse_plan(text) is None
 
@@ -73,6 +78,19 @@ def test_plans_and_names_come_back_as_they_were():
     assert workload_id("pod-1", 1) == "pod-1"
     assert unit_of(workload_id(unit_name("gang-a//7"), 3)) == unit_name("gang-a//7")
     assert len(workload_id(unit_name("gang-" + "x" * 200), 999)) <= 128
+
+
+@pytest.mark.parametrize("attempt", ["²", "٣", "9" * 5000, "-1", ""])
+def test_what_no_attempt_is_numbered_by_is_a_part_of_the_name(attempt):
+    assert (unit_of(f"pod-1//{attempt}"), attempt_of(f"pod-1//{attempt}")) == (f"pod-1//{attempt}", 1)
+
+
+@pytest.mark.parametrize("name", ["a b", "é", "train-", "..", "a\n", "\ud800"])
+def test_a_name_that_is_no_id_gets_one(name):
+    unit = unit_name(f"gang-x/{name}")
+    spec = WorkloadSpec(name="a", request=ResourceRequest(cpu_milli=1))
+    check_message(SubmitWorkloadRequest(workload_id=workload_id(unit, 2), spec=spec))
+    assert unit == unit_name(f"gang-x/{name}") != unit_name(f"gang-x/{name}!")
 
 
 def test_one_owner_waits_twice_as_long_in_each_round():

@@ -15,6 +15,7 @@ LeaderWorkerSet, a Kubeflow job or an Indexed Job, with how many pods it has at 
 Sources: batch/v1 Job, JobSet v1alpha2, LeaderWorkerSet v1, Kubeflow training operator v1, scheduling.k8s.io PodGroup.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -387,13 +388,14 @@ def _positive(text: str | None) -> int | None:
 # Between a group's key and the number of an attempt to place it, in the id by which the core knows it.
 _ATTEMPT_MARK = "//"
 _KEY_LONGEST = 118  # what an id may have, less the attempt
+_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?")  # which ids the core takes
 
 
 def unit_name(text: str) -> str:
-    """A unit's name that an attempt can be added to; what is too long or has the mark itself is hashed."""
-    if len(text) <= _KEY_LONGEST and _ATTEMPT_MARK not in text:
+    """A unit's name that an attempt can be added to; what is too long, no id, or has the mark itself is hashed."""
+    if len(text) <= _KEY_LONGEST and _ATTEMPT_MARK not in text and _KEY.fullmatch(text):
         return text
-    return f"{text.partition('-')[0]}-{sha256(text.encode()).hexdigest()[:32]}"
+    return f"{text.partition('-')[0]}-{sha256(text.encode(errors='replace')).hexdigest()[:32]}"
 
 
 def workload_id(unit: str, attempt: int) -> str:
@@ -404,13 +406,13 @@ def workload_id(unit: str, attempt: int) -> str:
 def unit_of(workload: str) -> str:
     """The unit of a workload's id."""
     head, dot, tail = workload.rpartition(_ATTEMPT_MARK)
-    return head if dot and tail.isdigit() else workload
+    return head if dot and _positive(tail) else workload
 
 
 def attempt_of(workload: str) -> int:
     """The attempt of a workload's id."""
     _, dot, tail = workload.rpartition(_ATTEMPT_MARK)
-    return int(tail) if dot and tail.isdigit() else 1
+    return (_positive(tail) or 1) if dot else 1
 
 
 def group_key(pod: Pod, membership: GangMembership | IntentRefusal) -> str:

@@ -12,11 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from eelgrid_controller.engines.kubernetes.model import annotations, well_known
-from eelgrid_controller.engines.kubernetes.model.inference_service import (
-    SERVICE_UNIT_PREFIX,
-    ServiceIndex,
-    replica_spec,
-)
+from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceIndex, replica_spec
 from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, is_claimant
 from eelgrid_controller.engines.kubernetes.model.pod_group import (
@@ -422,9 +418,7 @@ def view_pod(
         return GatePodView(pod, pinned=pinned), needed.needs if isinstance(needed, IntentRefusal) else None
     if plan is not None and not pod.awaits_placement:
         # What its people want was read when it waited; how many its gang is, others of it say.
-        unit = unit_of(plan.workload)
-        if unit.startswith(SERVICE_UNIT_PREFIX):
-            unit = f"pod-{pod.uid}"  # its service is no more
+        unit = _planned_unit(pod, plan)
         sight = GatePodView(pod, unit, 1 if unit.startswith("pod-") else 2, pinned=pinned, plan=plan)
         return _recalled(sight, pod, holders, queues) if recalls else (sight, None)
     intent = parse_intent(pod, holders, queues)
@@ -437,6 +431,17 @@ def view_pod(
     return GatePodView(
         pod, unit, refused=str(intent), is_released=intent.is_released, pinned=pinned, plan=plan
     ), intent.needs
+
+
+def _planned_unit(pod: Pod, plan: PodPlan) -> str:
+    """The unit of a pod that stands by its plan, which anybody may have written: never one of another namespace.
+
+    A gang is named after its namespace, or as other units are by the uid of an object, which only its own people know. A pod
+    that came in another's stead has that one's unit. Where a service is no more, its pods stand alone.
+    """
+    unit = unit_of(plan.workload)
+    is_known = unit.startswith(("pod-", f"gang-{pod.namespace}/")) or (unit.startswith("gang-") and "/" not in unit)
+    return unit if is_known and unit == unit_name(unit) else f"pod-{pod.uid}"
 
 
 def _unit_of(pod: Pod, intent: WorkloadIntent, plan: PodPlan | None) -> str:

@@ -195,7 +195,7 @@ def parse_plan(text: str) -> PodPlan | None:
             str(found.get("profile") or ""),
             str(found.get("uid") or ""),
         )
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
 
