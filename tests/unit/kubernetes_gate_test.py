@@ -68,11 +68,11 @@ def test_a_workload_that_is_let_go_says_how_its_pods_have_ended(api, phase, said
     assert (workload.phase, workload.reason) == (WorkloadPhase.CANCELLED, said)
 
 
-def put_planned(api, workload, *, namespace="other"):
+def put_planned(api, workload, *, devices=(0,), **more):
     """A pod that runs, with a plan that its own people have written."""
-    plan = PodPlan(1, workload, 0, "a", (0,), uid="u0")
-    metadata = {"name": "p0", "namespace": namespace, "uid": "u0", "annotations": {ANNOTATION_PLAN: format_plan(plan)}}
-    asked = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"}
+    plan = PodPlan(1, workload, 0, "a", devices, uid="u0")
+    metadata = {"name": "p0", "namespace": "other", "uid": "u0", "annotations": {ANNOTATION_PLAN: format_plan(plan)}}
+    asked = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1", **more}
     spec = {"nodeName": "a", "containers": [{"name": "main", "resources": {"requests": asked}}]}
     api.put("pod", {"metadata": metadata, "spec": spec, "status": {"phase": "Running"}})
 
@@ -101,6 +101,28 @@ def test_a_plan_that_names_what_is_no_unit_stops_nobody_and_takes_no_name_of_oth
     assert list(api.bound) == ["u1"]
     assert list(side.core.state.workloads) == ["pod-u1"]
     assert side.core.state.nodes["a"].others.gpu_count == 1, "the pod runs all the same"
+
+
+@pytest.mark.parametrize(
+    ("devices", "asked"),
+    [
+        ((10**30,), {}),
+        ((64,), {}),
+        ((), {"memory": "8Ei"}),
+        ((), {"cpu": "9e15"}),
+        ((), {"nvidia.com/gpu": str(10**18)}),
+    ],
+)
+def test_no_pod_keeps_what_else_is_on_its_node_from_the_core(api, devices, asked):
+    side = leader(api)
+    at_s = settle(api, [side], 0.0, rounds=3)
+    put_planned(api, "w-1", devices=devices, **asked)
+    api.node("a", cordoned=True)
+    settle(api, [side], at_s, rounds=3)
+    others = side.core.state.nodes["a"].others
+    assert others.closed
+    assert others.gpu_count >= 1
+    assert others.gpu_indexes == ()
 
 
 def test_nothing_is_asked_or_written_while_another_leads(api):

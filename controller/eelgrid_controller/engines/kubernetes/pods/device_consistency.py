@@ -15,6 +15,7 @@ from eelgrid_controller.engines.kubernetes.pods.external_usage import ExternalUs
 from eelgrid_controller.engines.kubernetes.pods.gate_events import AnnotatePod, ReplicaPlace
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import UnitMember
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import PodPlan, format_plan
+from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST
 
 ReplicaKey = tuple[str, int]
 
@@ -223,5 +224,5 @@ def _planned_devices(member: UnitMember, node_name: str) -> tuple[int, ...]:
     if plan is None or plan.profile or plan.node_name != node_name:
         return ()
     devices = plan.devices[:count]
-    is_whole = len(devices) == len(set(devices)) == count and min(devices, default=0) >= 0
+    is_whole = len(devices) == len(set(devices)) == count and all(0 <= one < GPUS_PER_NODE_MOST for one in devices)
     return devices if is_whole else ()

@@ -101,6 +101,8 @@ def _rank(uid: str, pod: PlannedPod) -> tuple[bool, int, str]:
 
 # Each is evaluated on each node when it comes, and is in the journal once for each node that has it.
 MAX_TRAITS = 200
+# What a report may say of a node.
+_CPU_MILLI_MOST, _MEMORY_BYTES_MOST, _GPUS_MOST = 10_000_000, 2**50, 1_000_000
 _FULL = "as many pods are there as its kubelet takes"
 _AWAITED = "its agent has not said yet what the node has"
 # So that nobody's pods make everybody else's slow: a quarter for a namespace, a tenth for one of its users.
@@ -378,9 +380,12 @@ class ExternalUsageTracker:
             )
         traits = tuple(sorted(traits_of(node, self.slots.constraints)))
         named = {index for uid in self._pods.get(name, ()) for index in self._devices.get(uid, ())}
+        # Of pods that ask for more than any node has, as much as the core takes: the rest of the report is true all the same.
         told = replace(
             held,
-            gpu_count=max(held.gpu_count, self._sliced.get(name, 0)),
+            cpu_milli=min(held.cpu_milli, _CPU_MILLI_MOST),
+            memory_bytes=min(held.memory_bytes, _MEMORY_BYTES_MOST),
+            gpu_count=min(max(held.gpu_count, self._sliced.get(name, 0)), _GPUS_MOST),
             gpu_indexes=tuple(sorted(named)),
             traits=traits,
             closed=held.closed or (_AWAITED if name in self._awaited else "") or (_FULL if self._is_full(name) else ""),
