@@ -18,6 +18,7 @@ from eelgrid_controller.engines.ray.following import (
 from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_protos.messages import Placement, ResourceRequest, Workload, WorkloadKind, WorkloadPhase, WorkloadSpec
 from eelgrid_protos.ray_names import NODE_TRAIT, OF_CLIENT, ORIGIN
+from eelgrid_protos.schema import check_message
 
 NODES = tuple(
     RayNode(
@@ -180,6 +181,22 @@ def test_a_submitted_job_whose_workload_somebody_cancelled_is_stopped_and_no_oth
     before = replace(cancelled, reason="holds no GPU in Ray any more")
     later = build_workload(f"{KEY}.1", phase=WorkloadPhase.CANCELLED)
     assert decide(ACTOR, workloads=[before, later]) == [StopRayJob("raysubmit_A", f"{KEY}.1")]
+
+
+@pytest.mark.parametrize("other", ["train.b", "train b", "train-b-", "train/b", "é", "x" * 101])
+def test_a_job_whose_submission_looks_like_another_is_no_part_of_it(other):
+    """Who submits a job chooses its id."""
+    mine, others = replace(JOB, submission_id="train-b"), replace(JOB, job_id="03000000", submission_id=other)
+    cancelled = build_workload("ray-train-b", ("n0", (2,)), phase=WorkloadPhase.CANCELLED, job=mine)
+    stops = [one for one in decide(jobs=(mine, others), workloads=[cancelled]) if isinstance(one, StopRayJob)]
+    assert [one.submission_id for one in stops] == ["train-b"]
+    driver = RayJob(job_id="04000000", start_s=7)
+    longer = replace(JOB, submission_id="x" * 102)
+    as_driver = replace(JOB, submission_id="04000000-7")
+    names = [name_ray_job(one, {}) for one in (mine, others, driver, longer, as_driver)]
+    assert len(set(names)) == 5
+    for name in names:
+        check_message(replace(build_job_request(JOB, name, 1, FollowingSettings()), workload_id=f"{name}.9999"))
 
 
 def test_a_driver_that_somebody_started_cannot_be_stopped_and_is_another_workload():

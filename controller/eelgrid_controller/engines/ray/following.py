@@ -23,6 +23,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import NamedTuple, TypeAlias
 
 from eelgrid_controller.engines.node_reports import (
@@ -55,6 +56,7 @@ JOB_PREFIX = "ray-"
 _NODE_TRAITS_MOST = 256
 _TRAIT_MOST = 253
 _GENERATIONS_MOST = 10_000
+_DRIVER_NAME = re.compile(r"[0-9a-f]+-[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +262,11 @@ def is_of_ray(workload: Workload) -> bool:
 def _base_name(job: RayJob) -> str:
     # Numbers of drivers begin anew with each cluster, so the time is a part of their name.
     name = job.submission_id or f"{job.job_id}-{job.start_s}"
-    return JOB_PREFIX + re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:100].strip("-_")
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:100].strip("-_")
+    if plain != name or (job.submission_id and _DRIVER_NAME.fullmatch(name)):
+        # People choose ids of submissions: one that is changed here, or is as a driver's name, must be no other job's.
+        plain = f"{plain}-{sha256(name.encode(errors='replace')).hexdigest()[:16]}".lstrip("-")
+    return JOB_PREFIX + plain
 
 
 def _strip_generation(key: str) -> str:
