@@ -1,6 +1,7 @@
 """What Flux says and what is decided about it, with jobs as messages: each rule of the pure part alone."""
 
 import json
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -197,10 +198,30 @@ def test_a_jobspec_that_cannot_be_placed_is_denied_with_the_reason():
         ({"and": []}, {0, 1, 2, 3}),
         ({"not": []}, set()),
         ({"ranks": ["0-1", "3"]}, {0, 1, 3}),
+        ({"ranks": ["[0-1048575]"]}, {0, 1, 2, 3}),
+        ({"not": [{"ranks": ["2-4000", "7"]}]}, {0, 1}),
     ],
 )
 def test_constraints_match_as_rfc_31_says(constraint, expected):
     assert match_ranks(constraint, POOL) == expected
+
+
+def test_a_constraint_costs_no_more_for_long_or_repeated_ranges():
+    begun_s = time.process_time()
+    for ranks in (["0-1000000"] * 1000, [",".join(["0-500000"] * 1000)]):
+        assert match_ranks({"ranks": ranks}, POOL) == {0, 1, 2, 3}
+    assert time.process_time() - begun_s < 5.0
+    with pytest.raises(FluxUnreadable, match="more than"):
+        parse_idset(",".join(["0-500000"] * 1000))
+
+
+def test_a_constraint_may_be_given_as_text():
+    one = Instance()
+    assert one.ask(constraints='{"properties": ["ssd"]}') == []
+    (found,) = one.decide()
+    assert "flux/property/ssd" in found.request.spec.required_traits
+    (reply,) = one.ask(2, constraints="ssd")
+    assert "constraints" in reply.payload["note"]
 
 
 def test_feasibility_is_answered_by_what_there_is_not_by_what_is_free():

@@ -19,9 +19,9 @@ from eelgrid_controller.engines.flux.resource_sets import (
     FluxUnreadable,
     ResourceSet,
     parse_hostlist,
-    parse_idset,
     parse_json,
     read_number,
+    select_ids,
 )
 
 _COUNT_MOST = 1_000_000
@@ -76,6 +76,7 @@ def parse_jobspec(value: Any) -> JobRequest:
     job = parse_json(system.get("job") or {}, "attributes.system.job")
     constraint = system.get("constraints")
     if constraint is not None:
+        constraint = parse_json(constraint, "constraints")
         match_ranks(constraint, ResourceSet(ranks={}))
     nodes, slots = counts.get("node", 0), counts["slot"]
     if is_exclusive and not nodes:
@@ -159,7 +160,7 @@ def _apply_operator(
             hosts = frozenset(parse_hostlist(values, "constraints.hostlist"))
             return frozenset(rank for rank, one in pool.ranks.items() if one.hostname in hosts)
         case "ranks":
-            return everything & frozenset().union(*(parse_idset(one, "constraints.ranks") for one in values))
+            return frozenset().union(*(select_ids(one, everything, "constraints.ranks") for one in values))
         case "and" | "not":
             both = everything.intersection(*(_match(one, pool, everything, depth + 1) for one in values))
             return both if operator == "and" else everything - both
