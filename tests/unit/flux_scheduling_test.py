@@ -33,6 +33,7 @@ from eelgrid_controller.engines.flux.scheduling import (
 )
 from eelgrid_controller.engines.node_reports import RegisterNode, ReportUsage
 from eelgrid_protos.messages import Inventory, Placement, StartPromise, Workload, WorkloadPhase
+from eelgrid_protos.schema import check_message
 
 POOL = parse_resource_set(RESOURCES)
 # As in the example of RFC 20, of four nodes with 48 cores and 8 GPUs each.
@@ -248,6 +249,15 @@ def test_a_waiting_job_is_submitted_with_its_properties_as_traits_and_answered_w
     assert (made.ranks[1].cores, made.ranks[1].gpus) == ({0, 1, 2, 3}, {1, 3})
     assert (made.starttime, made.expiration, made.nslots) == (1000.0, 1060.0, 2)
     assert one.decide() == []
+
+
+@pytest.mark.parametrize("duration", [0, 0.5, 600, 3e9, 1e19])
+def test_a_job_of_any_duration_is_submitted_as_the_core_takes_it(duration):
+    one = Instance()
+    one.ask(duration=duration)
+    (found,) = one.decide()
+    check_message(found.request)
+    assert found.request.spec.expected_runtime_s == (min(duration, 3e8) if duration >= 1 else None)
 
 
 def test_a_forecast_and_a_reason_are_told_once_and_cleared():

@@ -345,6 +345,13 @@ def test_only_jobs_that_slurm_may_requeue_are_victims_and_a_qos_is_the_priority_
         assert found.request.spec.priority_class == given
 
 
+@pytest.mark.parametrize("time_limit_s", [0.0, 60.0, 6e8])
+def test_a_job_with_any_time_limit_is_submitted_as_the_core_takes_it(time_limit_s):
+    request = build_request(replace(HELD, time_limit_s=time_limit_s), SteeringSettings())
+    assert list(list_violations(request)) == []
+    assert request.spec.expected_runtime_s == (min(time_limit_s, 3e8) or None)
+
+
 def test_a_job_whose_user_names_its_nodes_is_left_to_slurm():
     (found,) = decide(replace(HELD, required_nodes=("n1",)))
     assert found == LetJobGo("12", "its user has named its nodes")

@@ -80,7 +80,7 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 # Jobs that are in the core and wait; those behind them come as these start.
 WAITING_MOST = 10_000
-_CPU_MILLI_MOST = 10_000_000
+_CPU_MILLI_MOST, _RUNTIME_MOST_S = 10_000_000, 3e8
 _TRAITS_MOST = 16
 _NODE_TRAITS_MOST = 256
 _SIGNALS_MOST = 64
@@ -380,7 +380,7 @@ class FluxScheduling:
             spec,
             queue=request.queue,
             required_traits=self._list_traits(request),
-            expected_runtime_s=request.duration_s if request.duration_s >= 1.0 else None,
+            expected_runtime_s=min(request.duration_s, _RUNTIME_MOST_S) if request.duration_s >= 1.0 else None,
         )
         return SubmitWorkloadRequest(spec=spec, workload_id=name_attempt(job, number), dry_run=dry_run)
 
@@ -446,7 +446,7 @@ class FluxScheduling:
         spec = self._build_spec(job, len(standing), cores, gpus, name)
         left_s = resources.expiration - resources.starttime
         if resources.expiration and left_s >= 1.0:
-            spec = replace(spec, expected_runtime_s=min(left_s, 3e8))
+            spec = replace(spec, expected_runtime_s=min(left_s, _RUNTIME_MOST_S))
         request = SubmitWorkloadRequest(spec=spec, workload_id=name_attempt(job, number))
         return request, Adoption(standing=tuple(standing))
 

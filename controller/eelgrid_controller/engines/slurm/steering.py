@@ -71,7 +71,7 @@ _TRAITS_MOST = 16
 _NODE_TRAITS_MOST = 256
 _WAITS_TIMES = 10.0
 _NS = 10**9
-_SIGNALS_MOST = 64
+_SIGNALS_MOST, _RUNTIME_MOST_S = 64, 3e8
 FORGOTTEN = "Slurm has forgotten the job, so nobody knows how it ended"
 _RESTARTED = "Slurm has restarted the job"
 # Ends of which no exit code tells, in words.
@@ -685,7 +685,7 @@ def build_request(job: SlurmJob, settings: SteeringSettings) -> SubmitWorkloadRe
             gpu_milli=GPU_MILLI_WHOLE if job.gpus else 0,
         ),
         required_traits=list_required_traits(job),
-        expected_runtime_s=job.time_limit_s or None,
+        expected_runtime_s=min(job.time_limit_s, _RUNTIME_MOST_S) or None,
         labels={"slurm/job": job.job_id},
     )
     return SubmitWorkloadRequest(spec=spec, workload_id=name_workload(job))
