@@ -56,6 +56,31 @@ def test_expressions_choose_as_cel_does(text, is_taken):
 
 
 @pytest.mark.parametrize(
+    ("text", "is_taken"),
+    [
+        ("&&".join(["true"] * 1500), True),
+        ("||".join(["false"] * 1200 + ["true"]), True),
+        ("!" * 5000 + "true", True),
+        ("!" * 5001 + "true", False),
+        ("!!1", False),
+        (f"{A}.nothing && true && false || true", True),
+        (f"{A}.nothing || false || false", False),
+        ("['a'] < [1]", False),
+    ],
+)
+def test_an_expression_may_be_as_long_as_the_api_takes_it(text, is_taken):
+    assert compile_selector(text).matches(SLICE) is is_taken
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 2000 + "1" + "]" * 2000, "'x'" + ".lowerAscii()" * 700 + " == 'x'", "9" * 5000 + " == 1"]
+)
+def test_what_is_too_deep_or_no_number_of_the_api_is_unreadable(text):
+    with pytest.raises(ExpressionUnreadable):
+        compile_selector(text)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

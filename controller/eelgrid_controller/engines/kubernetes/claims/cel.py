@@ -18,7 +18,7 @@ _NANOS = 10**9
 _LONGEST = 10 * 1024  # the API's own bound
 _DEEPEST = 40
 _TOKENS = re.compile(
-    r"\s*(?:(?P<text>\"(?:[^\"\\\n]|\\[\"'\\])*\"|'(?:[^'\\\n]|\\[\"'\\])*')|(?P<number>\d+(?![\w.]))|(?P<name>[A-Za-z_]\w*)"
+    r"\s*(?:(?P<text>\"(?:[^\"\\\n]|\\[\"'\\])*\"|'(?:[^'\\\n]|\\[\"'\\])*')|(?P<number>[0-9]{1,19}(?![\w.]))|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<sign>&&|\|\||==|!=|<=|>=|[<>!()\[\],.\-]))"
 )
 _COMPARES: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -156,26 +156,30 @@ class _Parser:
     # Grammar
 
     def _or(self) -> _Node:
+        self._descend()
+        parts = [self._and()]
+        while self._accept("||"):
+            parts.append(self._and())
+        self._depth -= 1
+        return _join(parts, is_or=True)
+
+    def _and(self) -> _Node:
+        parts = [self._not()]
+        while self._accept("&&"):
+            parts.append(self._not())
+        return _join(parts, is_or=False)
+
+    def _not(self) -> _Node:
+        count = 0
+        while self._accept("!"):
+            count += 1
+        inner = self._relation()
+        return (lambda device: _truth(inner(device)) is (count % 2 == 0)) if count else inner
+
+    def _descend(self) -> None:
         self._depth += 1
         if self._depth > _DEEPEST:
             raise ExpressionUnreadable(f"is more than {_DEEPEST} deep")
-        found = self._and()
-        while self._accept("||"):
-            found = _either(found, self._and(), is_or=True)
-        self._depth -= 1
-        return found
-
-    def _and(self) -> _Node:
-        found = self._not()
-        while self._accept("&&"):
-            found = _either(found, self._not(), is_or=False)
-        return found
-
-    def _not(self) -> _Node:
-        if self._accept("!"):
-            inner = self._not()
-            return lambda device: not _truth(inner(device))
-        return self._relation()
 
     def _relation(self) -> _Node:
         left = self._value()
@@ -186,9 +190,12 @@ class _Parser:
         return _within(left, right) if sign == "in" else _comparison(left, right, _COMPARES[sign])
 
     def _value(self) -> _Node:
-        found = self._first()
+        found, depth = self._first(), self._depth
         while self._accept("."):
+            # Each call is one more around those before.
+            self._descend()
             found = self._parse_method_call(found, self._name())
+        self._depth = depth
         return found
 
     def _parse_method_call(self, found: _Node, name: str) -> _Node:
@@ -241,11 +248,13 @@ class _Parser:
 
     def _list(self) -> _Node:
         items: list[_Node] = []
+        self._descend()
         while not self._accept("]"):
             items.append(self._value())
             if not self._accept(","):
                 self._must("]")
                 break
+        self._depth -= 1
         return lambda device: [one(device) for one in items]
 
     def _device(self) -> _Node:
@@ -304,17 +313,22 @@ def _require_type(value: Any, kind: type) -> Any:
     return value
 
 
-def _either(left: _Node, right: _Node, *, is_or: bool) -> _Node:
-    def judge(device: CelDevice) -> bool:
-        try:
-            first = _truth(left(device))
-        except _Missing:
-            if _truth(right(device)) is is_or:
-                return is_or
-            raise
-        return is_or if first is is_or else _truth(right(device))
+def _join(parts: list[_Node], *, is_or: bool) -> _Node:
+    """All parts by `&&`, or by `||`: one that decides does so beside errors."""
 
-    return judge
+    def judge(device: CelDevice) -> bool:
+        is_missing = False
+        for part in parts:
+            try:
+                if _truth(part(device)) is is_or:
+                    return is_or
+            except _Missing:
+                is_missing = True
+        if is_missing:
+            raise _Missing
+        return not is_or
+
+    return judge if len(parts) > 1 else parts[0]
 
 
 def _comparison(left: _Node, right: _Node, compare: Callable[[Any, Any], bool]) -> _Node:
@@ -323,7 +337,10 @@ def _comparison(left: _Node, right: _Node, compare: Callable[[Any, Any], bool]) 
         # CEL compares no text with a number; a bool is an int to Python alone.
         if type(one) is not type(other):
             raise _Missing
-        return compare(one, other)
+        try:
+            return compare(one, other)
+        except TypeError:  # of what is in two lists
+            raise _Missing from None
 
     return judge
 
