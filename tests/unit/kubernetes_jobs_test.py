@@ -55,6 +55,13 @@ def gpus(found):
     return found["spec"]["template"]["spec"]["containers"][1]["resources"]
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", '{"job": "uid-other"}'])
+def test_a_record_that_is_none_of_ours_keeps_nobody_from_its_turn(text):
+    found = build_suspended_job(**LOOSE)
+    found["metadata"]["annotations"][well_known.ANNOTATION_RIGHT_SIZED] = text
+    assert one(found).outcome == "changed"
+
+
 def test_four_gpus_become_two_and_nothing_else_changes():
     before = build_suspended_job(**LOOSE)
     write = one(before)

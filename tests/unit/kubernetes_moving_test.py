@@ -73,7 +73,13 @@ def test_a_note_is_read_as_it_was_written():
     assert parse_move_note({ANNOTATION_MOVE: format_move_note(note)}) == note
 
 
-@pytest.mark.parametrize("text", ["", "x", "[]", "{}", '{"uid":""}', '{"uid":"u","replicas":"many"}', "x" * 10_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "x", "[]", "{}", '{"uid":""}', '{"uid":"u","replicas":"many"}', "x" * 10_000,
+        '{"uid":"u","evict_s":1e300}', '{"uid":"u","since_s":"nan"}', '{"uid":"u","step_s":-1}',
+    ],
+)  # fmt: skip
 def test_what_is_no_note_is_none(text):
     assert parse_move_note({ANNOTATION_MOVE: text}) is None
 

@@ -10,6 +10,7 @@ from eelgrid_controller.engines.kubernetes.reconcilers.jobs import (
     max_boost_of,
     parse_boost,
     parse_interruptible,
+    read_boost,
 )
 
 HOUR = 3600.0
@@ -102,6 +103,13 @@ def test_who_waits_was_evicted_is_done_or_did_not_opt_in_has_no_cost():
         workload(managed="false"),
     ):
         assert parse_interruptible(one, now_s=9 * HOUR) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("50", 50), ("", 0), ("²", 0), ("-1", 0), ("9" * 5000, 0), ("9" * 9, 10**6)]
+)
+def test_what_people_write_as_our_boost_is_none_or_a_number(text, value):
+    assert read_boost(text) == value
 
 
 def test_the_patch_says_whose_it_is_and_leaves_that_of_others():

@@ -16,6 +16,7 @@ from eelgrid_controller.engines.kubernetes.model.pod_group import unit_of
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_MOVE, ANNOTATION_PLAN, GATE
 
 _MAX_MOVE_NOTE_LENGTH = 8 * 1024
+_LATEST_S = 253_402_300_800.0  # the year 10000, for which Kubernetes has no time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,8 @@ def parse_move_note(annotations: Mapping[str, str]) -> MoveNote | None:
         found = json.loads(text) if 0 < len(text) <= _MAX_MOVE_NOTE_LENGTH else None
         if not isinstance(found, dict) or not found.get("uid"):
             return None
-        return MoveNote(**{name: _CASTS[str(_TYPES[name])](found[name]) for name in _TYPES if name in found})
+        note = MoveNote(**{name: _CASTS[str(_TYPES[name])](found[name]) for name in _TYPES if name in found})
+        return note if all(0.0 <= at_s < _LATEST_S for at_s in (note.since_s, note.evict_s, note.step_s)) else None
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 

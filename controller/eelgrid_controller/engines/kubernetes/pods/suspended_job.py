@@ -508,7 +508,7 @@ def recorded_outcome(job: SuspendedJob) -> str:
         return ""
     try:
         found = json.loads(job.record)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     is_its = isinstance(found, Mapping) and found.get("job") == job.uid
     return str(found.get("outcome", "")) if is_its else ""

@@ -144,7 +144,11 @@ def _pressure(run: InterruptibleWorkload, lost_s: float) -> float:
 
 def max_boost_of(queue: Mapping[str, Any]) -> int:
     """The largest boost in a ClusterQueue; 0 without the annotation, or with one that says nothing."""
-    text = (queue["metadata"].get("annotations") or {}).get(well_known.ANNOTATION_PREEMPTION_BOOST, "")
+    return read_boost((queue["metadata"].get("annotations") or {}).get(well_known.ANNOTATION_PREEMPTION_BOOST, ""))
+
+
+def read_boost(text: str) -> int:
+    """A boost as it is written, at most the largest; 0 for what is none, as people may write there, too."""
     return min(MAX_BOOST, int(text)) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
@@ -272,7 +276,7 @@ class PreemptionBoostReconciler(Reconciler[str]):
         except KubernetesUnreadable as error:
             self.log.debug("workload=%s read=no error=%s", workload["metadata"]["name"], error)
             return None
-        before = int(has.ours) if has.ours is not None and has.ours.isdigit() else 0
+        before = read_boost(has.ours or "")
         return boost_patch(workload, compute_boost(run, limit, before) if run is not None else 0)
 
 
