@@ -1,5 +1,9 @@
 """Who stands or falls with whom, on objects as each project's controller makes them."""
 
+import asyncio
+import logging
+from types import SimpleNamespace
+
 import pytest
 from tests.builders.kubernetes import build_owner_lookup, build_pod_model, parse_manifest
 
@@ -12,6 +16,8 @@ from eelgrid_controller.engines.kubernetes.model.pod_group import (
 )
 from eelgrid_controller.engines.kubernetes.model.queue_labels import QueueLabels, parse_local_queue
 from eelgrid_controller.engines.kubernetes.pods.intent import WorkloadIntent, parse_intent
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import BackgroundTasks
+from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import OwnerLookups
 from eelgrid_protos.messages import Locality, Mobility, WorkloadKind
 
 GPU = "{spec: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: 8}}}]}}"
@@ -348,3 +354,32 @@ def test_a_name_stands_for_the_cluster_queue_of_the_local_queue_in_the_namespace
     assert find_queue(pod, cluster_queues={("other", "team"): "research"}) == "team"
     assert parse_local_queue({"spec": {"clusterQueue": "research"}}) == "research"
     assert parse_local_queue({}) == ""
+
+
+@pytest.mark.parametrize(
+    "template", [{"spec": {"containers": [{"resources": {"requests": {"cpu": "1" * 200}}}]}}, ["x"]]
+)
+async def test_an_owner_that_cannot_be_read_keeps_nobody_waiting(template):
+    """Schemas of operators take what the API server does not."""
+    ref = ObjectRef("kubeflow.org", "PyTorchJob", "ml", "ddp")
+    found = {
+        "metadata": {"uid": "pt"},
+        "spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 2, "template": template}}},
+    }
+
+    async def get(*_, **__):
+        return found
+
+    async def discover():
+        return SimpleNamespace(find_served=lambda kind, _: kind)
+
+    cluster = SimpleNamespace(get=get, discover=discover)
+    told, tasks, log = [], BackgroundTasks(logging.getLogger("test"), "test"), logging.getLogger("test")
+    around = SimpleNamespace(cluster=cluster, tasks=tasks, log=log, clock=SimpleNamespace(monotonic_s=lambda: 0.0))
+    lookups = OwnerLookups(around, pods=lambda: {"key": "pod"}, done=lambda key, pod: told.append((key, pod)))
+    lookups.wait_for(ref, "key")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert told == [("key", "pod")]
+    assert not lookups.is_waiting
+    assert lookups.found == {ref: None}

@@ -37,6 +37,7 @@ from eelgrid_controller.engines.kubernetes.model.pod_group import (
     PodKey,
     parse_owner_template,
 )
+from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.queue_labels import parse_local_queue
 from eelgrid_controller.engines.kubernetes.model.scheduler_support import UNSUPPORTED_FIELD, find_unsupported_field
 from eelgrid_controller.engines.kubernetes.model.well_known import SCHEDULER, is_kept_annotation
@@ -136,6 +137,10 @@ class OwnerLookups:
             found = await self._reconciler.cluster.get(kind, ref.name, namespace=ref.namespace)
             return parse_owner_template(ref, found)
         except ObjectNotFound:
+            return None
+        except (KubernetesUnreadable, AttributeError, KeyError, TypeError, ValueError) as error:
+            # Schemas of operators take more than the API server does; its pods say that it cannot be read.
+            self._reconciler.log.warning("object=%s read=no error=%r", ref, error)
             return None
 
     async def _kind(self, ref: ObjectRef) -> Resource | None:
