@@ -378,7 +378,9 @@ A workload is a request for places. [Who starts its processes](../how-to/install
 depends on the engine. On Kubernetes, describe work by pods and [annotations](annotations.md) instead.
 """
 _IDENTIFIER = """Beside these fields, `id` (or `workload_id`; up to 128 letters, digits and `.` `_` `/` `-`) gives the workload
-its id: submitting the same file again then changes nothing. Without one the controller chooses."""
+its id: submitting the same file again then changes nothing. Without one the controller chooses.
+Ids that begin like those of an engine's own jobs are refused where it is connected: `slurm-`, `flux-`, and with Kubernetes `pod-`,
+`gang-` and `service-`."""
 _AMOUNTS = """Write amounts as people do, with their unit; each stands for a field of the contract, and only one of the two
 may be written:
 

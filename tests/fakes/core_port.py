@@ -4,7 +4,7 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.state.agent_liveness import AgentLiveness
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.engine_reports import Eligibility
+from eelgrid_controller.state.engine_reports import Eligibility, EngineOverrides
 from eelgrid_protos import catalogue
 
 
@@ -13,6 +13,7 @@ class CorePort:
 
     def __init__(self, clock):
         self.eligibility, self.presence, self.listeners, self._clock = Eligibility(), AgentLiveness(), [], clock
+        self.outside = EngineOverrides()
         self.core = self.make_core(ClusterState())
         self.core.set_eligibility(self.eligibility)
 

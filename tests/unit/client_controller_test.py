@@ -57,6 +57,16 @@ async def cluster(tmp_path, connect, *nodes, **options):
         yield client.with_timeout(300.0)
 
 
+async def test_nobody_submits_work_under_the_id_of_a_job_of_an_engine(tmp_path, connect):
+    """It would be taken for that job: a job of Slurm was cancelled with it, or placed where it was."""
+    async with run_controller(tmp_path) as rig, connect(rig.address) as client:
+        rig.controller.loop.outside.own_ids.add("slurm-")
+        await rig.join(build_node("n1"))
+        with pytest.raises(errors.InvalidArgumentError, match="begins with 'slurm-'"):
+            await client.submit_workload(spec(), workload_id="slurm-1001")
+        assert (await client.submit_workload(spec(), workload_id="slurmy-1")).workload_id == "slurmy-1"
+
+
 async def test_work_from_submission_to_its_end(tmp_path, connect):
     async with cluster(tmp_path, connect) as client:
         job = spec("train", user="ada", kind=WorkloadKind.TRAINING_JOB, training=TrainingPromise(energy_weight=0.5))

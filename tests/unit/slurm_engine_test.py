@@ -50,6 +50,10 @@ def count_share(world, taken_s):
     return world.slurm.busy_s / (taken_s * GPUS * len(world.slurm.names))
 
 
+def test_ids_of_jobs_are_the_engines_own():
+    assert World().port.outside.own_ids == {"slurm-"}
+
+
 @pytest.mark.parametrize("runs_s", [0.2, 1.0, 3.0, 20.0])
 def test_short_jobs_keep_the_gpus_busy_between_looks_and_each_ends_here_as_it_did_there(runs_s):
     world = World()

@@ -153,6 +153,8 @@ class EngineOverrides:
     serving: dict[str, int] = field(
         default_factory=dict
     )  # how many replicas serve, where pages are not theirs one by one
+    # How the ids of engines' work begin, which is theirs to submit: by an id of it a job of theirs would be found here.
+    own_ids: set[str] = field(default_factory=set)
 
     def forget_workload(self, workload_id: str) -> None:
         """Removes the settings of a workload that ended."""

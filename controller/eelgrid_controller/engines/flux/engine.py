@@ -117,6 +117,7 @@ class FluxEngine:
         self._told = 0
         self._rules = FluxEligibility(self.scheduling)
         loop.eligibility.rules = self._rules
+        loop.outside.own_ids.add(WORKLOAD_PREFIX)
         loop.listeners.append(self._on_commit)
 
     def _on_commit(self, committed: CommitResult) -> None:

@@ -207,6 +207,7 @@ class SlurmEngine:
         self._saving = None if settings.power_saving is None else SlurmPowerSaving(settings.power_saving)
         self._slices = SliceDemand() if settings.cuts_slices else None
         loop.eligibility.rules = self._distinct
+        loop.outside.own_ids.add(WORKLOAD_PREFIX)
         self._writes = asyncio.Semaphore(settings.max_concurrent_writes)
         # Something was placed or ended: the next look is due.
         self._is_due = asyncio.Event()

@@ -6,7 +6,7 @@ Also holds recommended moves until they are applied, and recent changes of workl
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -279,6 +279,7 @@ class OperatorService:
         """Accept a workload; answered once it is on disk and placed or known to wait."""
         try:
             call = self._call_of("SubmitWorkload", request, context)
+            _check_id(request.workload_id, self._loop.outside.own_ids)
             workload = await self._loop.submit(request, self._origin_of(context), call=call)
         except Unavailable:
             # Not refused: nobody decided.
@@ -414,6 +415,16 @@ def _is_cordoned(core: Core, node_name: str, gpus: tuple[str, ...]) -> bool:
     record = find_node(core.state, node_name)
     uuids = resolve_gpus(record, gpus)
     return record.cordon is not None if not uuids else any(uuid in record.gpu_cordons for uuid in uuids)
+
+
+def _check_id(workload_id: str, own_ids: Collection[str]) -> None:
+    """Raises InvalidArgument for an id under which an engine would take the work for a job of its own."""
+    for prefix in own_ids:
+        if workload_id.startswith(prefix):
+            raise InvalidArgument(
+                "the id is one of an engine's own",
+                (Violation("workload_id", f"begins with {prefix!r}", "choose another one, or none"),),
+            )
 
 
 def _changed_after(core: Core, revision: int) -> tuple[int, list[Workload]]:

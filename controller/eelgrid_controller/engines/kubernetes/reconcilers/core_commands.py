@@ -48,11 +48,13 @@ from eelgrid_protos.messages import (
 
 _AGAIN_S = 1.0
 _AT_ONCE = 1024
+# How the ids of its units begin.
+GATE_ID_PREFIXES = ("pod-", "gang-", SERVICE_UNIT_PREFIX)
 
 
 def is_gate_workload(workload_id: str) -> bool:
     """Whether a workload is a unit of the gate."""
-    return workload_id.startswith(("pod-", "gang-", SERVICE_UNIT_PREFIX))
+    return workload_id.startswith(GATE_ID_PREFIXES)
 
 
 def placement_event(workload_id: str, placements: Iterable[Placement], spec: WorkloadSpec | None = None) -> UnitPlaced:

@@ -79,6 +79,7 @@ from eelgrid_controller.engines.kubernetes.pods.intent import view_pod
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import ADMITTED_UID_PREFIX, PodPlan, format_plan
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import (
+    GATE_ID_PREFIXES,
     CoreCommandRunner,
     is_gate_workload,
     status_event,
@@ -193,6 +194,7 @@ class GateEngine(Reconciler[str]):
         self.awaited: list[Callable[[], Awaitable[None]]] = []
         self.asked = CoreCommandRunner(loop, feed=self.feed, monotonic_s=self.clock.monotonic_s, log=self.log)
         self.reset()
+        loop.outside.own_ids.update(GATE_ID_PREFIXES)
         loop.listeners.append(self._on_event)
         context.elector.add_listener(self._term)
 
