@@ -623,8 +623,7 @@ class LocalEngine:
             spec["user"] = {"uid": user.uid, "gid": user.gid, "groups": user.groups}
         if process.standard_input is not StandardInput.UNSPECIFIED:
             size = process.terminal_size or TerminalSize()
-            spec["input"] = process.standard_input.name.lower()
-            spec["terminal_size"] = size.rows, size.columns
+            spec |= {"input": process.standard_input.name.lower(), "terminal_size": (size.rows, size.columns)}
         records = lock_records(folder)
         try:
             os.ftruncate(records, 0)
