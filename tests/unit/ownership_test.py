@@ -158,6 +158,12 @@ def test_a_submitter_without_rights_submits_as_itself_to_the_default_namespace_a
     assert stated(ALICE, **changes) == needs
 
 
+def test_a_submitter_does_not_say_that_an_engine_stops_its_work():
+    """Nobody would stop it for others where its pool is not enforced."""
+    assert stated(ALICE, evicted_by_engine=True) == "admin"
+    assert stated(ROOT, evicted_by_engine=True).evicted_by_engine
+
+
 def test_a_submitter_uses_the_namespaces_that_its_certificate_names_and_no_others():
     caller = with_rights("namespace:research", "namespace:prod")
     assert stated(caller, namespace="research").namespace == "research"

@@ -175,6 +175,14 @@ def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: 
             f"is of the user {caller.user}",
             "leave the user out, and the work is yours",
         )
+    if spec.evicted_by_engine:
+        raise _refused(
+            caller,
+            "admin",
+            "with evicted_by_engine needs the role admin",
+            f"is of the user {caller.user}",
+            "leave it out: engines set it for work that they stop themselves",
+        )
     is_strict = rules.demanded or bool(caller.rights)
     return replace(
         spec,
