@@ -27,6 +27,7 @@ from eelgrid_controller.runtime.audit_log import (
 )
 from eelgrid_controller.runtime.sqlite_journal import open_journal
 from eelgrid_controller.server.grpc.authorization import AuditTrail
+from eelgrid_controller.server.grpc.pagination import next_page_token
 from eelgrid_controller.state.journal import JournalEntry
 from eelgrid_protos.codec import encode_message
 from eelgrid_protos.faults import InvalidArgument, NotFound, ResourceExhausted
@@ -465,7 +466,9 @@ async def test_the_log_is_read_in_pages_over_the_wire(tmp_path):
             ("UpdatePolicy", "OK"),
         }
         assert all(one.peer.startswith("ipv4:127.0.0.1:") and not one.subject for one in found)
-        with pytest.raises(InvalidArgument, match="page cannot be found"):
-            await rig.operators.list_audit_entries(ListAuditEntriesRequest(page_token="x"))
+        beyond = next_page_token(ListAuditEntriesRequest(), (2**63,))
+        for token in ("x", beyond):
+            with pytest.raises(InvalidArgument, match="page cannot be found"):
+                await rig.operators.list_audit_entries(ListAuditEntriesRequest(page_token=token))
     async with run_controller(tmp_path) as rig:
         assert (await rig.operators.list_audit_entries(ListAuditEntriesRequest())).total == 8
