@@ -282,8 +282,7 @@ class BackfillPlanner:
 
     def _has_all_starts(self) -> bool:
         """Returns whether no more starts are reserved than those of deadlines."""
-        most = count_reserved_starts(self._state.policy)
-        workloads = self._state.workloads
+        most, workloads = count_reserved_starts(self._state.policy), self._state.workloads
         return most <= sum(not workloads[one.workload_id].spec.has_promised_deadline for one in self._reserved)
 
     def _find_own(self, workload_id: str) -> ReservedStart | None:
@@ -549,8 +548,10 @@ class BackfillPlanner:
             if (one.priority, one.is_kept) > (least, False) and one.workload_id != workload.workload_id
             if self._queues.find_leaf(self._state.workloads[one.workload_id].spec) == queue
         ]
+        if not first:
+            return False
         until_ns = compute_end_ns(now_ns, estimate_runtime(workload, self._state))
-        return bool(first) and self._delays(workload, decision, first, until_ns, now_ns, altered=altered)
+        return self._delays(workload, decision, first, until_ns, now_ns, altered=altered)
 
     def _replan(self, reserved: ReservedStart, workload: Workload, decision: PlacementDecision, now_ns: int) -> bool:
         """Searches other places at the same time for a reserved start, beside work that would delay it where it is."""

@@ -213,7 +213,13 @@ class WorkloadPlacer:
         ground = _Ground(snapshot, self._state.workloads, altered)
         planner = self._within if altered else self.planner
         decision = self._decide(ground, planner, spec, workload_id, closed)
-        if decision.lack is None or not is_start or not may_start_limited(spec):
+        return self._limit_start(decision, ground, spec, workload_id, closed) if is_start else decision
+
+    def _limit_start(
+        self, decision: PlacementDecision, ground: _Ground, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
+    ) -> PlacementDecision:
+        """Returns where work starts at a lower limit if only watts are missing and it may have one, else the decision."""
+        if decision.lack is None or not may_start_limited(spec):
             return decision
         return self._decide_limited(ground, spec, workload_id, closed) or decision
 
@@ -253,15 +259,11 @@ class WorkloadPlacer:
             left = {**left, **{one.workload_id: one for one in altered.coming}}
         ground = _Ground(snapshot, left, altered.records)
         decision = self._decide(ground, self._within, spec, workload_id, closed)
-        if decision.lack is None or not is_start or not may_start_limited(spec):
-            return decision
-        return self._decide_limited(ground, spec, workload_id, closed) or decision
+        return self._limit_start(decision, ground, spec, workload_id, closed) if is_start else decision
 
     def decide_on_open(self, spec: WorkloadSpec, *, closed: frozenset[str]) -> PlacementDecision:
         """Decides as if the closed nodes had no room, for a reason that is told elsewhere."""
-        snapshot = self.snapshot()
-        if closed:
-            snapshot = snapshot.with_open(~_mask(snapshot, closed))
+        snapshot = _close(self.snapshot(), closed)
         return self._decide_among(_Ground(snapshot, self._state.workloads), self._within, spec, "", NO_NODES)
 
     def begin_room_count(self, spec: WorkloadSpec, workload_id: str) -> RoomCount:
@@ -286,7 +288,7 @@ class WorkloadPlacer:
     ) -> Snapshot:
         """Returns the cluster, so altered, with only those open nodes available that traits and engine rules permit."""
         snapshot = self.mirror.altered_snapshot(altered.records) if altered.records else self.snapshot()
-        snapshot = snapshot.with_open(~_mask(snapshot, closed)) if closed else snapshot
+        snapshot = _close(snapshot, closed)
         rules = self.eligibility.rules
         if rules is not None and self.uses_engine_rules(workload_id):
             eligible = rules.list_eligible_nodes(workload_id, {}, self._state.workloads)
@@ -449,9 +451,7 @@ class WorkloadPlacer:
     ) -> PlacementDecision:
         rules = self.eligibility.rules
         if rules is not None and self.uses_engine_rules(workload_id):
-            if closed:
-                is_open = ~_mask(ground.snapshot, closed)
-                ground = ground._replace(snapshot=ground.snapshot.with_open(is_open))
+            ground = ground._replace(snapshot=_close(ground.snapshot, closed))
             return self._decide_by_rules(ground, spec, workload_id, rules)
         required = _required_traits(spec)
         view = self._view(required, closed) if required or closed else None
@@ -646,6 +646,11 @@ class WorkloadPlacer:
 def may_start_limited(spec: WorkloadSpec) -> bool:
     """Returns whether a workload runs on whole GPUs, and agents start its processes."""
     return spec.process is not None and spec.request.gpu_count > 0 and spec.request.gpu_milli == GPU_MILLI_WHOLE
+
+
+def _close(snapshot: Snapshot, names: frozenset[str]) -> Snapshot:
+    """Returns the cluster with these nodes unavailable."""
+    return snapshot.with_open(~_mask(snapshot, names)) if names else snapshot
 
 
 def _mask(snapshot: Snapshot, names: frozenset[str]) -> NDArray[np.bool_]:
